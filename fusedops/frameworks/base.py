@@ -1,0 +1,178 @@
+"""`Framework`: what the package must know of an array library, and the array-API way of computing with one.
+
+A framework is recognised without importing it, and loaded when one of its arrays arrives. Its class answers three
+kinds of questions: what an array looks like (`signature`, `spec`, `view`), how a foreign array becomes one of its own
+(`from_foreign`), and how to compute the unfused reference with it (everything below "arithmetic"). The arithmetic here
+is written against the array-API standard, so a library that follows the standard needs none of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from .. import activations
+from ..arrays import ArraySpec, ArrayView, Device
+
+__all__ = ["Framework"]
+
+Array = Any
+_BIT_WEIGHTS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class Framework:
+    """One array library.
+
+    Attributes
+    ----------
+    name : str
+        The library, for messages and records.
+    xp : module
+        Its array-API namespace.
+    mutable : bool
+        Whether its arrays may be written, so that ``out=`` makes sense.
+    makes_results : bool
+        Whether it can allocate a result, so that ``out=`` may be left out.
+    """
+
+    name: str
+    xp: Any
+    mutable = True
+    makes_results = True
+
+    # What an array looks like ---------------------------------------------------------------------
+
+    def signature(self, x: Array) -> Hashable:
+        """Return, as cheaply as can be, all that planning may read of ``x``: equal signatures, equal specs."""
+        raise NotImplementedError
+
+    def spec(self, x: Array) -> ArraySpec:
+        """Return the spec of ``x``; TypeError where the package cannot compute with such an array."""
+        raise NotImplementedError
+
+    def view(self, x: Array) -> ArrayView:
+        """Return ``x`` with its address."""
+        raise NotImplementedError
+
+    def device(self, x: Array) -> Device:
+        """Return where ``x`` lives."""
+        return self.spec(x).device
+
+    def is_traced(self, x: Array) -> bool:
+        """Return whether ``x`` stands for a value that is not there yet."""
+        return False
+
+    def requires_grad(self, x: Array) -> bool:
+        """Return whether a gradient is recorded through ``x`` outside of a transform."""
+        return False
+
+    # How arrays come in and go out ---------------------------------------------------------------
+
+    def from_foreign(self, x: Array, foreign: Framework) -> Array:
+        """Return ``x``, an array of another framework, as one of this, over the same memory."""
+        return self.xp.from_dlpack(x)
+
+    def enter(self, x: Array) -> Array:
+        """Return ``x`` as an array that the arithmetic below works on."""
+        return x
+
+    def leave(self, value: Array) -> Array:
+        """Return a computed value as an array of the caller's type."""
+        return value
+
+    def write(self, value: Array, out: Array) -> None:
+        """Copy ``value`` into ``out``."""
+        out[...] = value
+
+    def wait(self, result: Array) -> None:
+        """Return when ``result`` has been computed."""
+
+    def current_stream(self, device: Device) -> int:
+        """Return the address of the stream on which the framework would launch on ``device``."""
+        raise NotImplementedError
+
+    # Arithmetic of the unfused reference ---------------------------------------------------------
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of arrays in whatever form the library runs fastest."""
+        return function
+
+    def matmul(self, a: Array, b: Array, compute_dtype: str, precision: str | None) -> Array:
+        """Return ``a @ b`` in ``compute_dtype``; widened before, because the standard knows no accumulation dtype."""
+        return self.xp.matmul(self.astype(a, compute_dtype), self.astype(b, compute_dtype))
+
+    def matrix_transpose(self, x: Array) -> Array:
+        return x.mT
+
+    def dtype(self, name: str) -> Any:
+        """Return the library's own dtype object."""
+        return getattr(self.xp, name)
+
+    def astype(self, x: Array, dtype: str) -> Array:
+        """Return ``x`` in ``dtype``: itself where it has it."""
+        wanted = self.dtype(dtype)
+        return x if x.dtype == wanted else self.xp.astype(x, wanted)
+
+    def zeros(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
+        return self.xp.zeros(shape, dtype=self.dtype(dtype), device=like.device)
+
+    def reshape(self, x: Array, shape: tuple[int, ...]) -> Array:
+        return self.xp.reshape(x, shape)
+
+    def sum(self, x: Array, axis: int, keepdims: bool) -> Array:
+        return self.xp.sum(x, axis=axis, keepdims=keepdims)
+
+    def erf(self, x: Array) -> Array:
+        """Return the error function; the standard has none."""
+        raise NotImplementedError(
+            f'activation "gelu_erf" needs an error function, and {self.name} has none that is known here. '
+            'Use "gelu_tanh", or pass arrays of NumPy, PyTorch, JAX or CuPy.'
+        )
+
+    def relu(self, z: Array) -> Array:
+        return activations.relu(z, self.xp)
+
+    def gelu_tanh(self, z: Array) -> Array:
+        return activations.gelu_tanh(z, self.xp)
+
+    def gelu_erf(self, z: Array) -> Array:
+        return activations.gelu_erf(z, self.erf)
+
+    def silu(self, z: Array) -> Array:
+        return activations.silu(z, self.xp)
+
+    def activation_derivative(self, name: str, z: Array) -> Array:
+        """Return the derivative of an activation other than relu at the pre-activation ``z``."""
+        if name == "gelu_tanh":
+            return activations.gelu_tanh_derivative(z, self.xp)
+        if name == "silu":
+            return activations.silu_derivative(z, self.xp)
+        return activations.gelu_erf_derivative(z, self.xp, self.erf)
+
+    def where_positive(self, values: Array, z: Array) -> Array:
+        """Return ``values`` where ``z > 0`` and 0 elsewhere: relu's derivative, applied."""
+        return self.xp.where(z > 0, values, self.xp.zeros_like(values))
+
+    def pad_last(self, x: Array, length: int) -> Array:
+        """Return ``x`` with zeros appended to its last axis, to ``length``."""
+        missing = length - x.shape[-1]
+        if missing == 0:
+            return x
+        tail = self.xp.zeros((*x.shape[:-1], missing), dtype=x.dtype, device=x.device)
+        return self.xp.concat([x, tail], axis=-1)
+
+    def pack_bits(self, bits: Array, length: int) -> Array:
+        """Return boolean ``(..., n)`` as uint8 ``(..., length)``, eight to a byte, least significant bit first."""
+        padded = self.pad_last(self.astype(bits, "uint8"), length * 8)
+        groups = self.xp.reshape(padded, (*bits.shape[:-1], length, 8))
+        return self.xp.sum(groups * self._bit_weights(bits), axis=-1, dtype=self.dtype("uint8"))
+
+    def unpack_bits(self, mask: Array, n: int) -> Array:
+        """Return uint8 ``(..., length)`` as boolean ``(..., n)``: the inverse of `pack_bits`."""
+        bits = (self.xp.expand_dims(mask, axis=-1) & self._bit_weights(mask)) != 0
+        length = math.prod(bits.shape[-2:])
+        return self.xp.reshape(bits, (*mask.shape[:-1], length))[..., :n]
+
+    def _bit_weights(self, like: Array) -> Array:
+        return self.xp.asarray(_BIT_WEIGHTS, dtype=self.dtype("uint8"), device=like.device)

@@ -1,0 +1,74 @@
+"""Arrays known by DLPack alone: read in place, computed by NumPy on the CPU, and given back in the producer's own type.
+
+A producer with ``__dlpack_c_exchange_api__`` allocates the results itself; for any other the caller passes ``out=``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+
+from ..arrays import ArraySpec, ArrayView, Device
+from ..dlpack import ExchangeApi, device_of, numpy_over, view_of
+from ..dtypes import name_of
+from .base import Framework
+from .numpy import NumPy
+
+Array = Any
+
+
+class DLPackProducer(NumPy):
+    """One class of arrays, by its DLPack methods."""
+
+    def __init__(self, array_type: type) -> None:
+        self.name = f"{array_type.__module__.split('.')[0]}.{array_type.__name__}"
+        capsule = getattr(array_type, "__dlpack_c_exchange_api__", None)
+        self._exchange = ExchangeApi(capsule) if capsule is not None else None
+        self.makes_results = self._exchange is not None
+
+    def signature(self, x: Array) -> Hashable:
+        return self.spec(x)
+
+    def spec(self, x: Array) -> ArraySpec:
+        if isinstance(x, np.ndarray):
+            return super().spec(x)
+        device = self.device(x)
+        # On a GPU an export orders streams, which planning must not.
+        return view_of(x).spec if device.kind == "cpu" else _spec_on(x, device)
+
+    def device(self, x: Array) -> Device:
+        return device_of(x)
+
+    def view(self, x: Array) -> ArrayView:
+        return super().view(x) if isinstance(x, np.ndarray) else view_of(x)
+
+    def from_foreign(self, x: Array, foreign: Framework) -> Array:
+        return x
+
+    def enter(self, x: Array) -> Array:
+        return x if isinstance(x, np.ndarray) else numpy_over(view_of(x))
+
+    def leave(self, value: Array) -> Array:
+        if self._exchange is None:
+            raise TypeError(f"{self.name} cannot make results; pass out= (and aux_out=).")
+        made = self._exchange.empty(ArraySpec.dense(value.shape, name_of(value.dtype)))
+        self.write(value, made)
+        return made
+
+    def write(self, value: Array, out: Array) -> None:
+        super().write(value, self.enter(out))
+
+    def reshape(self, x: Array, shape: tuple[int, ...]) -> Array:
+        raise NotImplementedError(f"{self.name} arrays cannot be reshaped here; pass matrices of two axes.")
+
+    def current_stream(self, device: Device) -> int:
+        if self._exchange is None:
+            raise ValueError(f"{self.name} names no current stream; pass stream=.")
+        return self._exchange.current_stream(device)
+
+
+def _spec_on(x: Array, device: Device) -> ArraySpec:
+    """Return what the producer's own attributes tell of an array on a GPU."""
+    return ArraySpec.dense(tuple(x.shape), name_of(x.dtype), device)

@@ -1,0 +1,90 @@
+"""NumPy: arrays on the CPU, the framework of last resort for the lead."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Hashable
+from functools import cache
+from typing import Any
+
+import array_api_compat.numpy
+import numpy as np
+
+from ..arrays import CPU, ArraySpec, ArrayView
+from ..dtypes import name_of
+from .base import Framework
+
+Array = Any
+
+
+@cache
+def _erf() -> Any:
+    """Return SciPy's ``erf`` where SciPy is installed, else ``math.erf`` element by element: right, and slow."""
+    if importlib.util.find_spec("scipy"):
+        from scipy.special import erf
+
+        return erf
+    elementwise = np.frompyfunc(math.erf, 1, 1)
+    return lambda x: np.asarray(elementwise(x), dtype=np.float64).astype(x.dtype).reshape(x.shape)
+
+
+@cache
+def _bfloat16() -> Any:
+    try:
+        from ml_dtypes import bfloat16
+    except ImportError as error:
+        raise ImportError("bfloat16 in NumPy arrays needs ml_dtypes: pip install ml_dtypes.") from error
+    return np.dtype(bfloat16)
+
+
+class NumPy(Framework):
+    name = "numpy"
+    xp = array_api_compat.numpy
+
+    def signature(self, x: Array) -> Hashable:
+        return type(x), x.shape, x.strides, x.dtype
+
+    def spec(self, x: Array) -> ArraySpec:
+        if isinstance(x, (np.ma.MaskedArray, np.matrix)):
+            raise TypeError(f"a {type(x).__name__} has rules of its own; pass a plain array, numpy.asarray(x).")
+        if not x.dtype.isnative:
+            raise TypeError(f"its dtype {x.dtype} is not in this machine's byte order; convert it with .astype.")
+        strides = tuple(_in_elements(step, x.dtype.itemsize) for step in x.strides)
+        return ArraySpec(x.shape, strides, name_of(x.dtype), CPU)
+
+    def view(self, x: Array) -> ArrayView:
+        return ArrayView(self.spec(x), x.ctypes.data, not x.flags.writeable, x)
+
+    def matmul(self, a: Array, b: Array, compute_dtype: str, precision: str | None) -> Array:
+        return np.matmul(self.astype(a, compute_dtype), self.astype(b, compute_dtype))
+
+    def dtype(self, name: str) -> Any:
+        return _bfloat16() if name == "bfloat16" else np.dtype(name)
+
+    def astype(self, x: Array, dtype: str) -> Array:
+        return x.astype(dtype if dtype != "bfloat16" else _bfloat16(), copy=False)
+
+    def zeros(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
+        return np.zeros(shape, self.dtype(dtype))
+
+    def erf(self, x: Array) -> Array:
+        return _erf()(x)
+
+    def relu(self, z: Array) -> Array:
+        return np.maximum(z, 0)
+
+    def pack_bits(self, bits: Array, length: int) -> Array:
+        packed = np.packbits(bits, axis=-1, bitorder="little")
+        return self.pad_last(packed, length)
+
+    def unpack_bits(self, mask: Array, n: int) -> Array:
+        return np.unpackbits(mask, axis=-1, count=n, bitorder="little").view(bool)
+
+
+def _in_elements(step: int, itemsize: int) -> int:
+    """Return a stride in elements; a field of a structured array may have one that is no whole number of them."""
+    elements, rest = divmod(step, itemsize)
+    if rest:
+        raise ValueError(f"its stride of {step} bytes is no multiple of its {itemsize}-byte elements; pass a copy.")
+    return elements

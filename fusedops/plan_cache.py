@@ -1,0 +1,64 @@
+"""The key of a call and the bounded table from key to plan.
+
+The key is made of the settings as the caller gave them and of the arrays' signatures; planning reads nothing else, so
+two calls with equal keys have equal plans. A cache keyed by the finished `Problem` was rejected: building one costs
+ten times the look-up.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+from .frameworks import Framework
+from .plans import Plan
+from .problem import Settings
+
+__all__ = ["CACHE_SIZE", "PlanCache", "key_of"]
+
+Array = Any
+Operands = tuple[Array, ...]
+
+CACHE_SIZE = 4096
+"""Plans kept at most, about 4 KB each; the oldest half goes when it is full."""
+
+
+class PlanCache:
+    """A bounded table from key to plan, safe for many threads; looking up takes no lock."""
+
+    def __init__(self, size: int = CACHE_SIZE) -> None:
+        self._plans: dict[Hashable, Plan] = {}
+        self._size = size
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable) -> Plan | None:
+        """Return the plan under ``key``, or None."""
+        return self._plans.get(key)
+
+    def get_or_make(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
+        """Return the plan under ``key``; of two threads that make it at once, the first one's is kept."""
+        made = make()
+        with self._lock:
+            if len(self._plans) >= self._size:
+                # A new table instead of deletions: readers without the lock keep a whole one.
+                kept = list(self._plans.items())[self._size // 2 :]
+                self._plans = dict(kept)
+            return self._plans.setdefault(key, made)
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+
+def key_of(
+    framework: Framework, settings: Settings, operands: Operands, out: Array, aux_out: Mapping[str, Array] | None
+) -> Hashable:
+    """Return the key: the lead, the settings as given, and the signature of every array."""
+    signature = framework.signature
+    return (
+        framework,
+        settings,
+        *[x if x is None else signature(x) for x in operands],
+        out if out is None else signature(out),
+        None if aux_out is None else tuple((name, signature(x)) for name, x in aux_out.items()),
+    )

@@ -1,0 +1,79 @@
+"""`support`: what this machine can do, without importing a framework."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Any
+
+from .activations import ACTIVATIONS
+from .dtypes import MATRIX_DTYPES
+from .epilogs import Epilog
+
+__all__ = ["Support", "support"]
+
+_PACKAGES = ("numpy", "torch", "jax", "cupy", "nvmath-python", "array-api-compat", "ml_dtypes", "scipy")
+_CUPY_WHEELS = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """What this machine can do.
+
+    Attributes
+    ----------
+    versions : dict
+        Installed version of each package that the library knows, None where it is missing.
+    engines : dict
+        For each engine whether it can be loaded, and what for.
+    table : dict
+        ``table[engine][epilog]``: the operand dtypes that it takes.
+    activations : tuple of str
+        The activations of `matmul`.
+    """
+
+    versions: dict[str, str | None]
+    engines: dict[str, str]
+    table: dict[str, dict[str, tuple[str, ...]]]
+    activations: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the record as plain data."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"{name:18} {version or 'not installed'}" for name, version in self.versions.items()]
+        lines += [f"engine {name}: {text}" for name, text in self.engines.items()]
+        for engine, epilogs in self.table.items():
+            lines.append(f"{engine}: {', '.join(epilogs)}")
+            lines.append(f"  each with {', '.join(next(iter(epilogs.values())))}")
+        return "\n".join([*lines, f"activations: {', '.join(self.activations)}"])
+
+
+def support() -> Support:
+    """Return what this machine can do: versions, engines, and the dtypes of every epilog on every engine.
+
+    Returns
+    -------
+    Support
+        A record; ``print`` it for text, ``.as_dict()`` for data.
+
+    Notes
+    -----
+    Imports no framework and touches no device.
+    """
+    engines = {"reference": f"any array on a CPU ({platform.machine()}), and JAX arrays anywhere"}
+    table = {"reference": {epilog.name: tuple(MATRIX_DTYPES) for epilog in Epilog}}
+    return Support({name: _version(name) for name in ("python", *_PACKAGES)}, engines, table, ACTIVATIONS)
+
+
+def _version(name: str) -> str | None:
+    if name == "python":
+        return platform.python_version()
+    for distribution in _CUPY_WHEELS if name == "cupy" else (name,):
+        try:
+            return metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
