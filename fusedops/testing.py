@@ -61,7 +61,8 @@ def to_numpy(x: Array) -> NDArray:
         got: NDArray = x.get()
         return got
     if hasattr(x, "__array__"):
-        return np.asarray(x)
+        array: NDArray = np.asarray(x)
+        return array
     return np.from_dlpack(x)
 
 
@@ -82,7 +83,7 @@ def _activate(z: NDArray, activation: str | None) -> NDArray:
 
 
 def _erf(z: NDArray) -> NDArray:
-    return np.frompyfunc(math.erf, 1, 1)(z).astype(np.float64)
+    return np.asarray(np.frompyfunc(math.erf, 1, 1)(z), np.float64)
 
 
 def _gelu_tanh_derivative(z: NDArray) -> NDArray:

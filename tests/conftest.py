@@ -1,0 +1,16 @@
+"""Shared fixtures: the frameworks that are installed, and what ``--require-gpu`` means."""
+
+from __future__ import annotations
+
+import pytest
+from frameworks import FRAMEWORKS, TestFramework
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--require-gpu", action="store_true", help="a GPU test that cannot run is a failure, not a skip")
+
+
+@pytest.fixture(params=FRAMEWORKS, ids=lambda framework: framework.name)
+def framework(request: pytest.FixtureRequest) -> TestFramework:
+    """Every framework whose arrays live on a CPU here."""
+    return request.param
