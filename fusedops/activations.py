@@ -28,7 +28,7 @@ def check_activation(activation: object) -> None:
     """Raise unless ``activation`` is None or one of the names."""
     if activation is None or (isinstance(activation, str) and activation in ACTIVATIONS):
         return
-    if activation == "gelu":
+    if isinstance(activation, str) and activation == "gelu":
         raise ValueError(
             'activation "gelu" is ambiguous: "gelu_tanh" is JAX\'s default and runs fused, "gelu_erf" is PyTorch\'s '
             "default and runs as a separate step."
@@ -44,7 +44,8 @@ def relu(z: Array, xp: Namespace) -> Array:
 
 def gelu_tanh(z: Array, xp: Namespace) -> Array:
     """``z / 2 * (1 + tanh(sqrt(2 / pi) * (z + 0.044715 z^3)))``."""
-    return 0.5 * z * (1.0 + xp.tanh(_SQRT_2_OVER_PI * (z + _CUBIC * z * z * z)))
+    bounded = xp.clip(z, -40.0, 40.0)  # where tanh is 1 to the last bit, and the cube cannot overflow
+    return 0.5 * z * (1.0 + xp.tanh(_SQRT_2_OVER_PI * (bounded + _CUBIC * bounded * bounded * bounded)))
 
 
 def silu(z: Array, xp: Namespace) -> Array:

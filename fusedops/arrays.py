@@ -26,7 +26,7 @@ class Device(NamedTuple):
     ordinal: int = 0
 
     def __str__(self) -> str:
-        return self.kind if self.kind == "cpu" else f"{self.kind}:{self.ordinal}"
+        return self.kind if self.kind in ("cpu", "xla") else f"{self.kind}:{self.ordinal}"
 
 
 CPU = Device("cpu")
@@ -56,9 +56,31 @@ class ArraySpec:
         """Return the spec of a dense row-major array."""
         return cls(shape, row_major_strides(shape), dtype, device)
 
+    def normalised(self) -> ArraySpec:
+        """Return the spec with dense strides where the array has no elements, whose strides say nothing."""
+        return ArraySpec.dense(self.shape, self.dtype, self.device) if 0 in self.shape else self
+
+    @property
+    def extent(self) -> int:
+        """Bytes from the first element to the end of the last, where no stride is negative."""
+        if 0 in self.shape:
+            return 0
+        last = sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
+        return (last + 1) * dtype_named(self.dtype).itemsize
+
     @property
     def ndim(self) -> int:
         return len(self.shape)
+
+    @property
+    def compact(self) -> bool:
+        """Whether the elements fill one block of memory, in any order of the axes."""
+        step = 1
+        for stride, extent in sorted(zip(self.strides, self.shape, strict=True)):
+            if extent > 1 and stride != step:
+                return 0 in self.shape
+            step *= extent
+        return True
 
     @property
     def size(self) -> int:
@@ -92,6 +114,8 @@ class ArrayView:
     def overlaps(self, other: ArrayView) -> bool:
         """Return whether any byte belongs to both, exactly: interleaved slices of one buffer do not overlap."""
         if self.spec.device != other.spec.device or 0 in self.spec.shape or 0 in other.spec.shape:
+            return False
+        if not (self.ptr and other.ptr):  # an array without memory, as on PyTorch's meta device
             return False
         first, second = _byte_interval(self), _byte_interval(other)
         if first[1] <= second[0] or second[1] <= first[0]:

@@ -12,6 +12,7 @@ DLPack 1.3, ``dlpack.h``: ``DLManagedTensorVersioned`` and ``DLPackExchangeAPI``
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy as np
 from .arrays import ArraySpec, ArrayView, Device, row_major_strides
 from .dtypes import DTYPES
 
-__all__ = ["ExchangeApi", "device_of", "numpy_over", "view_of"]
+__all__ = ["ExchangeApi", "device_of", "numpy_dtype", "numpy_over", "view_of"]
 
 _READ_ONLY = 1
 _DEVICE_KINDS = {1: "cpu", 2: "cuda", 3: "cuda_host", 10: "rocm", 13: "cuda_managed"}
@@ -66,10 +67,12 @@ class Versioned(ctypes.Structure):
     )
 
 
-_capsule_name = ctypes.pythonapi.PyCapsule_GetName
-_capsule_name.restype, _capsule_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
-_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+# Prototypes of our own: the attributes of `ctypes.pythonapi` are shared by everybody in the process, who may set them.
+_capsule_name = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(("PyCapsule_GetName", ctypes.pythonapi))
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_release = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_DecRef", ctypes.pythonapi))
 
 
 def device_of(x: Any) -> Device:
@@ -79,12 +82,18 @@ def device_of(x: Any) -> Device:
 
 
 def view_of(x: Any) -> ArrayView:
-    """Return the view that ``x`` exports; the capsule owns the memory from then on."""
+    """Return the view that ``x`` exports; the capsule owns the memory from then on.
+
+    On a GPU it orders no streams: the launch is on the stream of the array's own work, or on one that the caller named.
+    """
+    unordered = {"stream": -1} if device_of(x).kind == "cuda" else {}
     try:
-        capsule = x.__dlpack__(max_version=_MAX_VERSION)
+        capsule = x.__dlpack__(max_version=_MAX_VERSION, **unordered)
     except TypeError:  # a producer from before DLPack 1.0
-        capsule = x.__dlpack__()
+        capsule = x.__dlpack__(**unordered)
     name = _capsule_name(capsule)
+    if name not in (b"dltensor", b"dltensor_versioned"):
+        raise TypeError(f"its __dlpack__ gave a capsule named {name!r}, which was consumed or is none of DLPack's.")
     address = _capsule_pointer(capsule, name)
     if name == b"dltensor_versioned":
         managed = Versioned.from_address(address)
@@ -104,7 +113,21 @@ def _view(tensor: Tensor, readonly: bool, owner: Any) -> ArrayView:
         name or f"dlpack type (code {dtype.code}, {dtype.bits} bits, {dtype.lanes} lanes)",
         Device(kind, tensor.device.ordinal),
     )
+    if not tensor.data and 0 not in shape:
+        raise TypeError("its DLPack export has no memory (address 0); pass an array that holds its values.")
     return ArrayView(spec, (tensor.data or 0) + tensor.byte_offset, readonly, owner)
+
+
+@cache
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return NumPy's dtype object, for bfloat16 that of ml_dtypes."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        from ml_dtypes import bfloat16
+    except ImportError as error:
+        raise ImportError("bfloat16 in NumPy arrays needs ml_dtypes: pip install ml_dtypes.") from error
+    return np.dtype(bfloat16)  # type: ignore[no-any-return]
 
 
 class _Interface:
@@ -125,14 +148,10 @@ def numpy_over(view: ArrayView) -> np.ndarray[Any, Any]:
     """Return a NumPy array over the memory of a view on the CPU; bfloat16 needs ml_dtypes."""
     itemsize = DTYPES[view.spec.dtype].itemsize
     if 0 in view.spec.shape:
-        raw: np.ndarray[Any, Any] = np.empty(view.spec.shape, f"u{itemsize}")
+        raw: np.ndarray[Any, Any] = np.empty(view.spec.shape, f"V{itemsize}")
     else:
-        raw = np.asarray(_Interface(view, f"<u{itemsize}", itemsize))
-    if view.spec.dtype != "bfloat16":
-        return raw.view(view.spec.dtype)
-    from ml_dtypes import bfloat16
-
-    return raw.view(bfloat16)
+        raw = np.asarray(_Interface(view, f"|V{itemsize}", itemsize))
+    return raw.view(numpy_dtype(view.spec.dtype))
 
 
 _SetError = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)
@@ -191,7 +210,7 @@ class ExchangeApi:
         if self._table.to_object(managed, ctypes.byref(result)):
             raise TypeError("the producer of the lead operand could not make an array of its own allocation.")
         made = ctypes.cast(result, ctypes.py_object).value
-        ctypes.pythonapi.Py_DecRef(ctypes.py_object(made))  # the call gave a reference, and the cast took another
+        _release(made)  # the call gave a reference, and the cast took another
         return made
 
     def current_stream(self, device: Device) -> int:

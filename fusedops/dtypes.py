@@ -55,7 +55,12 @@ def dtype_named(name: str) -> DType:
 
 
 def name_of(dtype: object) -> str:
-    """Return the NumPy name of a dtype as any framework spells it: ``torch.float32``, ``np.float32``, ``"float32"``."""
+    """Return the NumPy name of a dtype as any framework spells it: ``torch.float32``, ``np.float32``, ``"float32"``.
+
+    A NumPy dtype of the other byte order keeps the name that tells it, ``">f4"``, and so is none of the table's.
+    """
+    if not getattr(dtype, "isnative", True):
+        return str(dtype)
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None)
     if isinstance(name, str):
         return name

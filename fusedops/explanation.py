@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .dtypes import dtype_named
-from .engines import engine_name
+from .engines import Launch, engine_name
 from .frameworks import Framework
 from .operands import Operand
 from .problem import Problem
@@ -23,9 +23,12 @@ class Explanation:
     framework, engine, device : str
         The lead; "nvmath" or "reference"; where it runs.
     strategy : str
-        "reference": the product and each step of the epilog as the framework's own operations.
+        "fused": one call of an epilog. "split": a product of ours, then each step of the epilog as the framework's own
+        operations. "reference": the product too is the framework's.
     why : str
         The reason for the strategy.
+    facts : dict
+        On a GPU the ``algorithm``, ``split_k`` and bytes of ``workspace`` for aligned arrays.
     epilog : str
         The epilog of the product.
     second_step : str or None
@@ -47,6 +50,7 @@ class Explanation:
     device: str
     strategy: str
     why: str
+    facts: dict[str, Any]
     epilog: str
     second_step: str | None
     shape: dict[str, Any]
@@ -71,6 +75,7 @@ class Explanation:
                 f"dtypes:   {self.dtypes['operands']}, computed in {self.dtypes['compute']}, out {self.dtypes['out']}",
                 f"engine:   {self.engine} ({self.framework} on {self.device})",
                 f"strategy: {self.strategy}: {self.why}",
+                *[f"{name + ':':9} {value}" for name, value in self.facts.items()],
                 f"layouts:  {layouts}",
                 f"copies:   {', '.join(self.copies) or 'none'}",
                 f"work:     {self.flops:,} operations over {self.bytes:,} bytes",
@@ -78,16 +83,17 @@ class Explanation:
         )
 
 
-def explain_problem(problem: Problem, framework: Framework) -> Explanation:
-    """Return the explanation of a problem that ``framework`` leads."""
+def explain_problem(problem: Problem, framework: Framework, launch: Launch) -> Explanation:
+    """Return the explanation of a problem that ``framework`` leads and ``launch`` computes."""
     matrices = {"a": problem.a, "b": problem.b, "c": problem.c, "out": problem.out}
     given = {name: operand for name, operand in matrices.items() if operand is not None}
     return Explanation(
         framework=framework.name,
         engine=engine_name(problem),
         device=str(problem.device),
-        strategy="reference",
-        why=_WHY[problem.device.kind] if problem.device.kind in _WHY else _WHY["cpu"],
+        strategy=launch.strategy,
+        why=launch.why,
+        facts=launch.facts(),
         epilog=problem.epilog.name,
         second_step=problem.activation,
         shape={"batch_shape": problem.batch_shape, "m": problem.m, "n": problem.n, "k": problem.k},
@@ -97,12 +103,6 @@ def explain_problem(problem: Problem, framework: Framework) -> Explanation:
         flops=problem.flops,
         bytes=sum(_bytes(operand) for operand in given.values()) + _bias_and_aux_bytes(problem),
     )
-
-
-_WHY = {
-    "cpu": "the epilogs run on CUDA devices only.",
-    "xla": "JAX arrays run as unfused operations, which XLA compiles.",
-}
 
 
 def _layout_text(operand: Operand) -> str:

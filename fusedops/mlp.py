@@ -15,11 +15,15 @@ from .epilogs import Epilog
 from .errors import OURS, named
 from .frameworks import Framework
 from .layout import batch_layout
-from .lead import join_lead
+from .lead import Sources, join_lead, spec_of_argument
 from .lifetime import settle
+from .mlp_rules import check_cotangent, check_layers
+from .operands import check_flag
 from .ops import call
+from .outputs import check_output_kinds, check_outputs
 from .problem import Settings
 from .residuals import padded_preact
+from .streams import launch_stream
 
 __all__ = ["MlpGrad", "MlpSaved", "mlp", "mlp_grad"]
 
@@ -59,10 +63,10 @@ class _How(NamedTuple):
     transpose_w2: bool
     precision: str | None
     deterministic: bool | None
-    stream: int | None
 
 
 _OPERANDS = ("x", "w1", "w2", "b1", "b2")
+_GRAD_OPERANDS = ("x", "w1", "w2", "dout", "b1", "b2", "saved.hidden", "saved.preact")
 
 
 def mlp(
@@ -131,13 +135,37 @@ def mlp(
     >>> fusedops.mlp(x, w1, w2, activation="gelu_tanh").shape
     (2, 4)
     """
-    how = _How(activation, transpose_w1, transpose_w2, precision, deterministic, stream)
-    framework, (x, w1, w2, b1, b2), foreign = _join("mlp", _OPERANDS, (x, w1, w2, b1, b2), activation)
+    if stream is not None:
+        with launch_stream("mlp", stream, (x, w1, w2, b1, b2), _OPERANDS, 3):
+            return mlp(
+                x,
+                w1,
+                w2,
+                activation=activation,
+                b1=b1,
+                b2=b2,
+                transpose_w1=transpose_w1,
+                transpose_w2=transpose_w2,
+                precision=precision,
+                deterministic=deterministic,
+                save=save,
+                out=out,
+            )
+    how = _How(activation, transpose_w1, transpose_w2, precision, deterministic)
+    try:
+        check_activation(activation)
+        check_flag("save", save)
+        framework, (x, w1, w2, b1, b2), sources = _join(_OPERANDS, (x, w1, w2, b1, b2), 3, how)
+        if out is not None:
+            check_output_kinds(framework, {"out": out})
+            check_outputs(framework, (x, w1, w2, b1, b2), {"out": out}, _OPERANDS)
+    except OURS as error:
+        raise named("mlp", error) from error.__cause__
     saved = _hidden("mlp", framework, x, w1, b1, how, save)
     second = "mlp, second layer (a is the hidden layer, b is w2, bias is b2)"
     result = _product(second, how, saved.hidden, w2, bias=b2, transpose_b=transpose_w2, out=out)
-    if foreign:
-        settle(framework, (result, *saved))
+    if sources:
+        settle(framework, framework.device(result), (result, *saved), sources)
     return (result, saved) if save else result
 
 
@@ -182,27 +210,52 @@ def mlp_grad(
     TypeError, ValueError, ImportError, RuntimeError
         As `matmul`; the message names the product.
 
-    Notes ----- All leading axes of ``x`` and ``dout`` must fold into one without a copy. relu's derivative at 0 is 0.
-    Stream order is that of `matmul`.
+    Notes
+    -----
+    All leading axes of ``x`` and ``dout`` must fold into one without a copy. relu's derivative at 0 is 0. Stream order
+    is that of `matmul`.
     """
-    how = _How(activation, transpose_w1, transpose_w2, precision, deterministic, stream)
-    names = (*_OPERANDS[:3], "dout", *_OPERANDS[3:])
-    framework, operands, foreign = _join("mlp_grad", names, (x, w1, w2, dout, b1, b2), activation)
-    x, w1, w2, dout, b1, b2 = operands
-    if saved is None:
-        saved = _hidden("mlp_grad", framework, x, w1, b1, how, save=True)
+    if stream is not None:
+        with launch_stream("mlp_grad", stream, (x, w1, w2, dout, b1, b2), _GRAD_OPERANDS[:6], 4):
+            return mlp_grad(
+                dout,
+                x,
+                w1,
+                w2,
+                activation=activation,
+                b1=b1,
+                b2=b2,
+                saved=saved,
+                transpose_w1=transpose_w1,
+                transpose_w2=transpose_w2,
+                precision=precision,
+                deterministic=deterministic,
+            )
+    how = _How(activation, transpose_w1, transpose_w2, precision, deterministic)
+    try:
+        check_activation(activation)
+        operands = (x, w1, w2, dout, b1, b2, *_saved_arrays(saved, activation))
+        framework, operands, sources = _join(_GRAD_OPERANDS, operands, 4, how)
+        given = {name: array for name, array in zip(_GRAD_OPERANDS, operands, strict=True) if array is not None}
+        specs = {name: spec_of_argument(name, array, framework) for name, array in given.items()}
+        check_cotangent(specs, transpose_w1, transpose_w2)
+    except OURS as error:
+        raise named("mlp_grad", error) from error.__cause__
+    x, w1, w2, dout, b1, b2 = operands[:6]
+    saved = MlpSaved(*operands[6:]) if saved else _hidden("mlp_grad", framework, x, w1, b1, how, save=True)
     rows = {"dout": dout, "x": x, "saved.hidden": saved.hidden, "saved.preact": saved.preact}
     flat = {name: _folded("mlp_grad", name, array, framework) for name, array in rows.items()}
     flat_saved = MlpSaved(flat["saved.hidden"], flat["saved.preact"])
     dpreact, db1 = _dpreact(framework, flat["dout"], w2, flat_saved, how, b1 is not None)
-    dw2, db2 = _dweight("dw2", flat_saved.hidden, flat["dout"], transpose_w2, b2 is not None, how)
-    dw1, _ = _dweight("dw1", flat["x"], dpreact, transpose_w1, False, how)
+    left_right = {"saved.hidden": flat_saved.hidden, "dout": flat["dout"]}
+    dw2, db2 = _dweight("dw2", left_right, transpose_w2, b2 is not None, how)
+    dw1, _ = _dweight("dw1", {"x": flat["x"], "dpreact": dpreact}, transpose_w1, False, how)
     dx = _product("mlp_grad, dx (a is dpreact, b is w1)", how, dpreact, w1, transpose_b=not transpose_w1)
     if tuple(dx.shape) != tuple(x.shape):
         dx = framework.reshape(dx, tuple(x.shape))
     grads = MlpGrad(dx, dw1, dw2, db1, db2)
-    if foreign:
-        settle(framework, grads)
+    if sources:
+        settle(framework, framework.device(dx), grads, sources)
     return grads
 
 
@@ -214,23 +267,46 @@ def _product(
 ) -> Any:
     """Return one product with the options that all of them share."""
     chosen = Settings(precision=how.precision, deterministic=how.deterministic, **settings)
-    return call(op, chosen, (a, b, bias, None, None, gelu_aux), 1.0, 1.0, out, None, how.stream)
+    return call(op, chosen, (a, b, bias, None, None, gelu_aux), 1.0, 1.0, out, None, None)
 
 
 def _join(
-    op: str, names: tuple[str, ...], operands: tuple[Array, ...], activation: str | None
-) -> tuple[Framework, tuple[Array, ...], bool]:
-    """Return the lead, the operands as its arrays, the last two biases, and whether foreign memory is among them."""
-    try:
-        check_activation(activation)
-        lead, joined, foreign = join_lead(operands, names, required=len(names) - 2)
-        for name, x, ndim in zip(names, joined, (None, 2, 2), strict=False):
-            actual = lead.framework.spec(x).ndim
-            if actual != ndim if ndim else actual < 2:
-                raise ValueError(f"{name} has {actual} axes, expected {ndim or 'at least 2'}.")
-    except OURS as error:
-        raise named(op, error) from error.__cause__
-    return lead.framework, joined, foreign
+    names: tuple[str, ...], operands: tuple[Array, ...], required: int, how: _How
+) -> tuple[Framework, tuple[Array, ...], Sources]:
+    """Return the lead, the operands as its arrays, and those whose memory is foreign; check what is cheap."""
+    check_flag("transpose_w1", how.transpose_w1)
+    check_flag("transpose_w2", how.transpose_w2)
+    lead, joined, sources = join_lead(operands, names, required)
+    framework = lead.framework
+    if not framework.makes_results:
+        raise TypeError(
+            f"{framework.name} arrays come with no way to make a new one, for the hidden layer. Pass arrays of NumPy, "
+            "PyTorch, JAX or CuPy."
+        )
+    shapes = {name: _shape(x, framework) for name, x in zip(names, joined, strict=True) if x is not None}
+    check_layers(shapes, how.transpose_w1, how.transpose_w2)
+    return framework, joined, sources
+
+
+def _shape(x: Array, framework: Framework) -> tuple[int, ...]:
+    return tuple(x.shape) if hasattr(x, "shape") else framework.spec(x).shape
+
+
+def _saved_arrays(saved: MlpSaved | None, activation: str | None) -> tuple[Array | None, Array | None]:
+    """Return what was saved; the pre-activation must be there for the activations whose derivative reads it."""
+    if saved is None:
+        return None, None
+    if not isinstance(saved, MlpSaved):
+        raise TypeError(f"saved is a {type(saved).__name__}, expected the MlpSaved of mlp(..., save=True).")
+    if saved.hidden is None:
+        raise ValueError("saved.hidden is None, expected an array. Pass what mlp(..., save=True) gave.")
+    if activation in (None, "relu"):
+        return saved.hidden, None
+    if saved.preact is None:
+        raise ValueError(
+            f'saved.preact is None, and activation "{activation}" reads it. Pass what mlp saved with this activation.'
+        )
+    return saved.hidden, saved.preact
 
 
 def _hidden(op: str, framework: Framework, x: Array, w1: Array, b1: Array | None, how: _How, save: bool) -> MlpSaved:
@@ -275,11 +351,11 @@ def _dpreact(
 
 
 def _dweight(
-    name: str, left: Array, right: Array, transposed: bool, with_bias: bool, how: _How
+    name: str, left_right: dict[str, Array], transposed: bool, with_bias: bool, how: _How
 ) -> tuple[Array, Array | None]:
     """Return ``left^T @ right``, or its transpose, and the sum of ``right`` over its rows where it is asked for."""
-    a, b = (right, left) if transposed else (left, right)
-    op = f"mlp_grad, {name}"
+    (a_name, a), (b_name, b) = reversed(left_right.items()) if transposed else left_right.items()
+    op = f"mlp_grad, {name} (a is {a_name}, b is {b_name})"
     if not with_bias:
         return _product(op, how, a, b, transpose_a=True), None
     epilog = Epilog.BGRADA if transposed else Epilog.BGRADB

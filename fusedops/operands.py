@@ -33,6 +33,11 @@ def required(specs: Specs, name: str) -> ArraySpec:
     return spec
 
 
+def check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}, expected True or False.")
+
+
 def check_matrix_dtypes(a: ArraySpec, b: ArraySpec) -> None:
     for name, spec in (("a", a), ("b", b)):
         if spec.dtype not in MATRIX_DTYPES:
@@ -42,8 +47,8 @@ def check_matrix_dtypes(a: ArraySpec, b: ArraySpec) -> None:
 
 
 def check_devices(specs: Specs, out: ArraySpec | None, aux_out: Specs | None) -> None:
-    everything = {**specs, "out": out, **(aux_out or {})}
-    where = {name: spec.device for name, spec in everything.items() if spec is not None}
+    outputs = {"out": out, **{f'aux_out["{name}"]': spec for name, spec in (aux_out or {}).items()}}
+    where = {name: spec.device for name, spec in {**specs, **outputs}.items() if spec is not None}
     for name, device in where.items():
         if device != where["a"]:
             raise ValueError(f"a is on {where['a']} and {name} is on {device}. Move one of them to the other's device.")

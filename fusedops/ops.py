@@ -12,12 +12,13 @@ from typing import Any
 from .epilogs import Epilog, epilog_named
 from .errors import OURS, named
 from .explanation import Explanation
-from .frameworks import Framework
-from .lead import join_lead, kind_of_argument
+from .frameworks import Framework, kind_by_type
+from .lead import are_of_one_type, join_lead
 from .lifetime import settle
 from .plan_cache import PlanCache, key_of
 from .plans import Plan, make_plan
 from .problem import Settings
+from .streams import launch_stream
 
 __all__ = ["call", "epilog_matmul", "explain", "matmul", "plan"]
 
@@ -97,10 +98,11 @@ def matmul(
     RuntimeError
         When the GPU library failed.
 
-    Notes ----- The lead is JAX where an operand is a tracer, else the framework of the first operand that is not
-    NumPy's. Operands of other frameworks join it over their own memory. Nothing is cast, transposed or copied
-    silently. The first call of a problem plans it; later calls find the plan by the operands' shapes, strides and
-    dtypes.
+    Notes
+    -----
+    The lead is JAX where an operand is a tracer, else the framework of the first operand that is not NumPy's. Operands
+    of other frameworks join it over their own memory. Nothing is cast, transposed or copied silently. The first call of
+    a problem plans it; later calls find the plan by the operands' shapes, strides and dtypes.
 
     relu keeps NaN; its derivative at 0 is 0, as in PyTorch and JAX. erf, for "gelu_erf", is SciPy's for NumPy (without
     SciPy `math.erf`, slowly), `torch.erf`, `jax.scipy.special.erf`, and `cupyx.scipy.special.erf`.
@@ -143,18 +145,22 @@ def epilog_matmul(
 ) -> Any:
     """Compute a product with one of nvmath's epilogs: ``z = alpha * a @ b + beta * c``, then what the epilog says.
 
-    ===================================  ==========================================  ====================== epilog
-    ``out``                                     auxiliary output ===================================
-    ==========================================  ====================== DEFAULT                              ``z`` BIAS
-    ``z + bias`` RELU, RELU_BIAS                      ``relu(z [+ bias])`` GELU, GELU_BIAS
-    ``gelu_tanh(z [+ bias])`` RELU_AUX, RELU_AUX_BIAS              ``relu(z [+ bias])``
-    ``relu_aux`` GELU_AUX, GELU_AUX_BIAS              ``gelu_tanh(z [+ bias])``                   ``gelu_aux`` DRELU
-    ``z`` where ``relu_aux`` has its bit        (reads ``relu_aux``) DGELU                                ``z *
-    gelu_tanh'(gelu_aux)``                (reads ``gelu_aux``) DRELU_BGRAD, DGELU_BGRAD             as DRELU, DGELU
-    ``drelu_bgrad``, ``dgelu_bgrad``: ``out`` summed over m BGRADA                               ``z``
-    ``bgrada``: ``a`` summed over k BGRADB                               ``z``
-    ``bgradb``: ``b`` summed over k ===================================  ==========================================
-    ======================
+    =======================  ============================================  ======================================
+    epilog                   ``out``                                       auxiliary output
+    =======================  ============================================  ======================================
+    DEFAULT                  ``z``
+    BIAS                     ``z + bias``
+    RELU, RELU_BIAS          ``relu(z [+ bias])``
+    GELU, GELU_BIAS          ``gelu_tanh(z [+ bias])``
+    RELU_AUX, RELU_AUX_BIAS  ``relu(z [+ bias])``                          ``relu_aux``
+    GELU_AUX, GELU_AUX_BIAS  ``gelu_tanh(z [+ bias])``                     ``gelu_aux``
+    DRELU                    ``z`` where ``relu_aux`` has its bit, else 0
+    DGELU                    ``z * gelu_tanh'(gelu_aux)``
+    DRELU_BGRAD              as DRELU                                      ``drelu_bgrad``: ``out`` summed over m
+    DGELU_BGRAD              as DGELU                                      ``dgelu_bgrad``: ``out`` summed over m
+    BGRADA                   ``z``                                         ``bgrada``: ``a`` summed over k
+    BGRADB                   ``z``                                         ``bgradb``: ``b`` summed over k
+    =======================  ============================================  ======================================
 
     Parameters
     ----------
@@ -182,9 +188,11 @@ def epilog_matmul(
     TypeError, ValueError, ImportError, RuntimeError
         As `matmul`.
 
-    Notes ----- The bit of ``relu_aux`` is set where the pre-activation is ``>= 0``, as cuBLASLt sets it: the
-    derivative at exactly 0 is 1 here, and 0 in `matmul`, PyTorch and JAX. At NaN the bit is not set. What stands in
-    the padding of an auxiliary array is never read. Stream order and first-call cost are those of `matmul`.
+    Notes
+    -----
+    The bit of ``relu_aux`` is set where the pre-activation is ``>= 0``, as cuBLASLt sets it: the derivative at exactly
+    0 is 1 here, and 0 in `matmul`, PyTorch and JAX. At NaN the bit is not set. What stands in the padding of an
+    auxiliary array is never read. Stream order and first-call cost are those of `matmul`.
 
     References
     ----------
@@ -257,16 +265,8 @@ def plan(
     ...     p(x, w).shape
     (2, 4)
     """
-    operands = (a, b, bias, c, relu_aux, gelu_aux)
-    try:
-        member = None if epilog is None else epilog_named(epilog)
-        if member is not None and activation is not None:
-            raise ValueError("epilog and activation are both given. Leave one of them out.")
-        settings = Settings(member, activation, transpose_a, transpose_b, out_dtype, precision, deterministic)
-        lead, joined, _ = join_lead(operands)
-        return make_plan(lead.framework, settings, joined, out, aux_out)
-    except OURS as error:
-        raise named("plan", error) from error.__cause__
+    settings = Settings(epilog, activation, transpose_a, transpose_b, out_dtype, precision, deterministic)
+    return _new_plan("plan", settings, (a, b, bias, c, relu_aux, gelu_aux), out, aux_out)
 
 
 def explain(
@@ -303,21 +303,8 @@ def explain(
     TypeError, ValueError, ImportError
         Where the call itself would.
     """
-    with plan(
-        a,
-        b,
-        epilog=epilog,
-        bias=bias,
-        activation=activation,
-        relu_aux=relu_aux,
-        gelu_aux=gelu_aux,
-        c=c,
-        transpose_a=transpose_a,
-        transpose_b=transpose_b,
-        out_dtype=out_dtype,
-        precision=precision,
-        deterministic=deterministic,
-    ) as made:
+    settings = Settings(epilog, activation, transpose_a, transpose_b, out_dtype, precision, deterministic)
+    with _new_plan("explain", settings, (a, b, bias, c, relu_aux, gelu_aux), None, None) as made:
         return made.explain()
 
 
@@ -335,27 +322,55 @@ def call(
     stream: int | None,
 ) -> Any:
     """Return what the caller of ``op`` gets."""
+    if stream is not None:
+        with launch_stream(op, stream, operands):
+            return call(op, settings, operands, alpha, beta, out, aux_out, None)
     try:
-        lead_type = type(operands[0])
-        if all(x is None or type(x) is lead_type for x in operands):
-            framework, foreign = kind_of_argument("a", operands[0]).framework, False
+        kind = kind_by_type(type(operands[0])) if are_of_one_type(operands) else None
+        if kind is not None:
+            framework, sources = kind.framework, None
         else:
-            lead, operands, foreign = join_lead(operands)
+            lead, operands, sources = join_lead(operands)
             framework = lead.framework
+        if settings.precision is None:
+            settings = _with_precision(settings, framework, operands[0])
         made = _planned(framework, settings, operands, out, aux_out)
-        results = made.run(operands, alpha, beta, out, aux_out, stream)
+        if out is None and aux_out is None and made.launch is not None and type(alpha) is type(beta) is float:
+            results = made.launch(operands, alpha, beta, None, None)
+        else:
+            results = made.run(operands, alpha, beta, out, aux_out)
     except OURS as error:
         raise named(op, error) from error.__cause__
-    if foreign:
-        settle(framework, results)
-    return made.packed(results)
+    if sources:
+        settle(framework, made.problem.device, results, sources)
+    return results[0] if made.gives is None else made.packed(results)
+
+
+def _with_precision(settings: Settings, framework: Framework, a: Array) -> Settings:
+    """Return the settings with the framework's own precision of float32 products, where the caller gives none."""
+    if settings.precision is not None:
+        return settings
+    precision = framework.float32_precision(a)
+    return settings if precision is None else settings._replace(precision=precision)
+
+
+def _new_plan(op: str, settings: Settings, operands: Operands, out: Array | None, aux_out: AuxOut) -> Plan:
+    """Return a plan of its own, which no cache shares, for the caller of ``op``."""
+    try:
+        if settings.epilog is not None and settings.activation is not None:
+            raise ValueError("epilog and activation are both given. Leave one of them out.")
+        lead, joined, _ = join_lead(operands)
+        settings = _with_precision(settings, lead.framework, joined[0])
+        return make_plan(lead.framework, settings, joined, out, aux_out)
+    except OURS as error:
+        raise named(op, error) from error.__cause__
 
 
 def _planned(framework: Framework, settings: Settings, operands: Operands, out: Array | None, aux_out: AuxOut) -> Plan:
     try:
         key = key_of(framework, settings, operands, out, aux_out)
         made = _plans.get(key)
-    except (TypeError, ValueError, AttributeError):
+    except (TypeError, ValueError, AttributeError, BufferError, RuntimeError):
         # What cannot be part of a key cannot be part of a problem; planning says which argument it is, and why.
         return make_plan(framework, settings, operands, out, aux_out)
     if made is not None:

@@ -22,12 +22,15 @@ class Options:
     ----------
     mixed : {"lead", "error"}
         Whether operands of several frameworks may meet in one call.
+    verify : bool
+        Whether a plan on a GPU is run on known data when it is made, before it is trusted.
     """
 
     mixed: str = "lead"
+    verify: bool = False
 
 
-_CHOICES = {"mixed": ("lead", "error")}
+_CHOICES: dict[str, tuple[Any, ...]] = {"mixed": ("lead", "error"), "verify": (False, True)}
 _process_default = Options()
 _block: ContextVar[Options | None] = ContextVar("fusedops_options", default=None)
 
@@ -45,6 +48,9 @@ class options:
     mixed : {"lead", "error"}
         "lead" (the default) lets operands of other frameworks join the lead's through DLPack, without a copy; "error"
         makes such a call a TypeError.
+    verify : bool
+        True runs every new plan on a GPU once on data whose result is known, and makes a wrong one a RuntimeError. It
+        costs a synchronisation a plan, and nothing a call. Plans that were made before are not run again.
 
     Raises
     ------
@@ -95,6 +101,6 @@ def _checked(changes: dict[str, Any]) -> dict[str, Any]:
     for name, value in changes.items():
         if name not in names:
             raise TypeError(f"options: there is no option {name!r}; there is {', '.join(names)}.")
-        if value not in _CHOICES[name]:
+        if not any(type(value) is type(choice) and value == choice for choice in _CHOICES[name]):
             raise ValueError(f"options: {name} is {value!r}, expected one of {', '.join(map(repr, _CHOICES[name]))}.")
     return changes

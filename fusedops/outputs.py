@@ -27,7 +27,12 @@ def check_output_kinds(framework: Framework, outputs: dict[str, Array]) -> None:
             )
 
 
-def check_outputs(framework: Framework, operands: tuple[Array, ...], outputs: dict[str, Array]) -> None:
+def check_outputs(
+    framework: Framework,
+    operands: tuple[Array, ...],
+    outputs: dict[str, Array],
+    names: tuple[str, ...] = OPERANDS,
+) -> None:
     """Check the arrays of ``out=`` and ``aux_out=`` against the operands, before anything is written.
 
     Raises
@@ -36,7 +41,7 @@ def check_outputs(framework: Framework, operands: tuple[Array, ...], outputs: di
         For one that is read-only, that an operand or another output overlaps, or into which a gradient would have to
         flow.
     """
-    named = {name: x for name, x in zip(OPERANDS, operands, strict=True) if x is not None}
+    named = {name: x for name, x in zip(names, operands, strict=True) if x is not None}
     for name, x in {**named, **outputs}.items():
         if framework.requires_grad(x):
             raise ValueError(

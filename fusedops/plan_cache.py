@@ -31,20 +31,22 @@ class PlanCache:
         self._plans: dict[Hashable, Plan] = {}
         self._size = size
         self._lock = threading.Lock()
-
-    def get(self, key: Hashable) -> Plan | None:
-        """Return the plan under ``key``, or None."""
-        return self._plans.get(key)
+        # Looking up one key of a dictionary is safe beside a writer.
+        self.get: Callable[[Hashable], Plan | None] = self._plans.get
 
     def get_or_make(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
         """Return the plan under ``key``; of two threads that make it at once, the first one's is kept."""
         made = make()
         with self._lock:
             if len(self._plans) >= self._size:
-                # A new table instead of deletions: readers without the lock keep a whole one.
-                kept = list(self._plans.items())[self._size // 2 :]
-                self._plans = dict(kept)
+                for old in list(self._plans)[: self._size // 2 + 1]:
+                    del self._plans[old]
             return self._plans.setdefault(key, made)
+
+    def clear(self) -> None:
+        """Forget every plan; who holds one keeps it."""
+        with self._lock:
+            self._plans.clear()
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -54,11 +56,14 @@ def key_of(
     framework: Framework, settings: Settings, operands: Operands, out: Array, aux_out: Mapping[str, Array] | None
 ) -> Hashable:
     """Return the key: the lead, the settings as given, and the signature of every array."""
-    signature = framework.signature
     return (
         framework,
         settings,
-        *[x if x is None else signature(x) for x in operands],
-        out if out is None else signature(out),
-        None if aux_out is None else tuple((name, signature(x)) for name, x in aux_out.items()),
+        # 1 == True, and planning refuses one of them.
+        type(settings[2]),
+        type(settings[3]),
+        type(settings[6]),
+        framework.signatures(operands),
+        out if out is None else framework.signature(out),
+        None if aux_out is None else tuple((name, framework.signature(x)) for name, x in aux_out.items()),
     )

@@ -23,11 +23,13 @@ from .arrays import ArraySpec
 from .engines import Launch, Results, prepare
 from .errors import OURS, named
 from .explanation import Explanation, explain_problem
-from .frameworks import Framework
-from .lead import join_lead
+from .frameworks import Framework, kind_by_type
+from .lead import are_of_one_type, join_lead, spec_of_argument
 from .lifetime import settle
 from .outputs import check_output_kinds, check_outputs
 from .problem import OPERANDS, Problem, Settings, make_problem
+from .results import check_aux_names, check_mapping
+from .streams import launch_stream
 
 __all__ = ["Plan", "make_plan"]
 
@@ -45,19 +47,45 @@ class Plan:
         The lead.
     problem : Problem
         What it computes.
+    launch : Launch or None
+        How; None after `free`.
+    gives : str or None
+        Name of the auxiliary output.
 
     Notes
     -----
     It holds no array and no stream, and may be called from several threads. As a context manager it frees itself.
     """
 
-    __slots__ = ("_launch", "_signatures", "framework", "problem")
+    __slots__ = (
+        "_aux_extent",
+        "_extents",
+        "_out_extent",
+        "_signatures",
+        "_specs",
+        "framework",
+        "gives",
+        "launch",
+        "problem",
+    )
 
-    def __init__(self, framework: Framework, problem: Problem, launch: Launch, signatures: tuple[Any, ...]) -> None:
+    def __init__(
+        self,
+        framework: Framework,
+        problem: Problem,
+        launch: Launch,
+        signatures: tuple[Any, ...],
+        specs: tuple[ArraySpec | None, ...],
+    ) -> None:
         self.framework = framework
         self.problem = problem
-        self._launch: Launch | None = launch
+        self.gives = problem.epilog.gives.name if problem.epilog.gives else None
+        self.launch: Launch | None = launch
         self._signatures = signatures
+        self._specs = specs
+        self._extents = tuple(0 if spec is None else spec.extent for spec in specs)
+        self._out_extent = problem.out_spec.extent
+        self._aux_extent = problem.aux_spec.extent if problem.aux_spec else 0
 
     def __call__(
         self,
@@ -95,49 +123,90 @@ class Plan:
         TypeError, ValueError
             For arrays other than planned.
         """
-        try:
-            lead, operands, foreign = join_lead((a, b, bias, c, relu_aux, gelu_aux))
-            if lead.framework is not self.framework:
-                raise TypeError(
-                    f"the plan was made for {self.framework.name}, and {lead.framework.name} leads this call."
+        operands = (a, b, bias, c, relu_aux, gelu_aux)
+        if stream is not None:
+            with launch_stream("plan", stream, operands):
+                return self(
+                    a,
+                    b,
+                    bias=bias,
+                    relu_aux=relu_aux,
+                    gelu_aux=gelu_aux,
+                    c=c,
+                    alpha=alpha,
+                    beta=beta,
+                    out=out,
+                    aux_out=aux_out,
                 )
+        try:
+            kind = kind_by_type(type(a)) if are_of_one_type(operands) else None
+            if kind is not None:
+                framework, sources = kind.framework, None
+            else:
+                lead, operands, sources = join_lead(operands)
+                framework = lead.framework
+            if framework is not self.framework:
+                raise TypeError(f"the plan was made for {self.framework.name}, and {framework.name} leads this call.")
             self._check(operands, out, aux_out)
-            results = self.run(operands, alpha, beta, out, aux_out, stream)
+            results = self.run(operands, alpha, beta, out, aux_out)
         except OURS as error:
             raise named("plan", error) from error.__cause__
-        if foreign:
-            settle(self.framework, results)
+        if sources:
+            settle(self.framework, self.problem.device, results, sources)
         return self.packed(results)
 
-    def run(
-        self, operands: Operands, alpha: float, beta: float, out: Array, aux_out: AuxOut, stream: int | None
-    ) -> Results:
+    def run(self, operands: Operands, alpha: float, beta: float, out: Array, aux_out: AuxOut) -> Results:
         """Compute with operands of the lead, in the order of `OPERANDS`, that have the planned signatures."""
-        if self._launch is None:
+        if self.launch is None:
             raise RuntimeError("the plan was freed. Make a new one.")
-        if stream is not None:
-            _check_stream(self.framework, stream)
         if type(alpha) is not float or type(beta) is not float:
             alpha, beta = _real("alpha", alpha), _real("beta", beta)
         if out is None and not aux_out:
-            return self._launch(operands, alpha, beta, None, None)
-        outputs = {f'aux_out["{name}"]': x for name, x in (aux_out or {}).items()}
-        aux = next(iter(outputs.values()), None)
-        check_outputs(self.framework, operands, outputs if out is None else {"out": out, **outputs})
-        return self._launch(operands, alpha, beta, out, aux)
+            return self.launch(operands, alpha, beta, None, None)
+        aux = next(iter(aux_out.values())) if aux_out else None
+        if not self._apart(operands, out, aux):
+            outputs = {f'aux_out["{name}"]': x for name, x in (aux_out or {}).items()}
+            check_outputs(self.framework, operands, outputs if out is None else {"out": out, **outputs})
+        return self.launch(operands, alpha, beta, out, aux)
+
+    def _apart(self, operands: Operands, out: Array | None, aux: Array | None) -> bool:
+        """Return whether the outputs may surely be written: a quick look, before the slow one of `check_outputs`."""
+        framework = self.framework
+        if framework.any_requires_grad(operands) or framework.any_requires_grad((out, aux)):
+            return False
+        pointer = framework.pointer
+        low = high = 0
+        if out is not None:
+            if framework.is_readonly(out):
+                return False
+            low = pointer(out)
+            high = low + self._out_extent
+        if aux is not None:
+            if out is None or framework.is_readonly(aux):
+                return False
+            at = pointer(aux)
+            if at < high and low < at + self._aux_extent:
+                return False
+            # One interval for both: what lies between them is looked at slowly.
+            low, high = min(low, at), max(high, at + self._aux_extent)
+        for x, extent in zip(operands, self._extents, strict=False):
+            if x is not None and low < (at := pointer(x)) + extent and at < high:
+                return False
+        return True
 
     def packed(self, results: Results) -> Any:
         """Return results as the caller gets them: ``out``, or ``(out, {name: aux})``."""
-        gives = self.problem.epilog.gives
-        return results[0] if gives is None else (results[0], {gives.name: results[1]})
+        return results[0] if self.gives is None else (results[0], {self.gives: results[1]})
 
     def explain(self) -> Explanation:
         """Return what the plan does, as data and as text."""
-        return explain_problem(self.problem, self.framework)
+        if self.launch is None:
+            raise RuntimeError("plan: the plan was freed. Make a new one.")
+        return explain_problem(self.problem, self.framework, self.launch)
 
     def free(self) -> None:
         """Give back what the plan holds; calling it afterwards is a RuntimeError, freeing it again is not."""
-        self._launch = None
+        self.launch = None
 
     def __enter__(self) -> Plan:
         return self
@@ -152,12 +221,17 @@ class Plan:
     def _check(self, operands: Operands, out: Array, aux_out: AuxOut) -> None:
         """Raise unless these arrays have the signatures that the plan was made for."""
         framework = self.framework
-        for name, x, planned in zip(OPERANDS, operands, self._signatures, strict=True):
+        if out is None and aux_out is None and _have_signatures(operands, self._signatures, framework):
+            return
+        for name, x, planned, spec in zip(OPERANDS, operands, self._signatures, self._specs, strict=True):
             if (x is None) != (planned is None):
                 given, made = ("given", "without") if planned is None else ("None", "with")
                 raise ValueError(f"{name} is {given}, and the plan was made {made} it.")
-            if x is not None and framework.signature(x) != planned:
-                raise ValueError(f"{name} is {framework.spec(x)}, and the plan was made for another. Make a new plan.")
+            if x is not None and not _has_signature(x, planned, framework):
+                actual = spec_of_argument(name, x, framework)
+                raise ValueError(f"{name} is {actual}, and the plan was made for {spec}. Make a new plan.")
+        check_mapping(aux_out)
+        check_aux_names(aux_out, self.problem.epilog.gives)
         outputs: dict[str, tuple[Array, ArraySpec | None]] = (
             {} if out is None else {"out": (out, self.problem.out_spec)}
         )
@@ -178,10 +252,7 @@ def make_plan(framework: Framework, settings: Settings, operands: Operands, out:
     TypeError, ValueError, NotImplementedError, ImportError
         Naming the argument, without the op's name.
     """
-    if aux_out is not None and not isinstance(aux_out, Mapping):
-        raise TypeError(
-            f"aux_out is a {type(aux_out).__name__}, expected a dict from the auxiliary output's name to an array."
-        )
+    check_mapping(aux_out)
     outputs = {} if out is None else {"out": out}
     outputs.update({f'aux_out["{name}"]': x for name, x in (aux_out or {}).items()})
     check_output_kinds(framework, outputs)
@@ -195,29 +266,32 @@ def make_plan(framework: Framework, settings: Settings, operands: Operands, out:
     if missing and not framework.makes_results:
         raise TypeError(f"{framework.name} arrays come with no way to make a new one; pass {' and '.join(missing)}.")
     signatures = tuple(x if x is None else framework.signature(x) for x in operands)
-    return Plan(framework, problem, prepare(problem, framework), signatures)
+    return Plan(framework, problem, prepare(problem, framework), signatures, tuple(specs.values()))
+
+
+def _have_signatures(operands: Operands, planned: tuple[Any, ...], framework: Framework) -> bool:
+    try:
+        return bool(framework.signatures(operands) == planned)
+    except (TypeError, ValueError, RuntimeError, AttributeError):
+        return False
+
+
+def _has_signature(x: Array, planned: Any, framework: Framework) -> bool:
+    try:
+        return bool(framework.signature(x) == planned)
+    except (TypeError, ValueError, RuntimeError):
+        return False
 
 
 def _spec(name: str, x: Array, framework: Framework) -> ArraySpec | None:
-    if x is None:
-        return None
-    try:
-        framework.signature(x)  # refuses what has no memory of its own
-        return framework.spec(x)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{name} cannot be used: {error}") from None
-
-
-def _check_stream(framework: Framework, stream: object) -> None:
-    if not isinstance(stream, int) or isinstance(stream, bool):
-        raise TypeError(f"stream is {stream!r}, expected the address of a CUDA stream as an int.")
-    if framework.name == "jax":
-        raise ValueError("stream is given, and JAX runs on XLA's own stream. Leave stream out.")
-    raise ValueError("stream is given, and these arrays live on a CPU. Leave stream out.")
+    return None if x is None else spec_of_argument(name, x, framework)
 
 
 def _real(name: str, value: object) -> float:
     """Return a factor as a Python float: a NumPy scalar would promote the result."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} is a {type(value).__name__}, expected a real number.")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} is too large for a float.") from None

@@ -27,6 +27,7 @@ from .operands import (
     bias_batch,
     c_operand,
     check_devices,
+    check_flag,
     check_matrix_dtypes,
     drop_vectors,
     matrix_operand,
@@ -134,6 +135,8 @@ def make_problem(settings: Settings, specs: Specs, out: ArraySpec | None, aux_ou
     TypeError, ValueError
         Naming the argument, its value and what to do; without the op's name, which the door adds.
     """
+    specs = {name: spec and spec.normalised() for name, spec in specs.items()}
+    out = out and out.normalised()
     epilog, activation = _checked_settings(settings, specs.get("bias") is not None)
     a, b = required(specs, "a"), required(specs, "b")
     check_matrix_dtypes(a, b)
@@ -173,10 +176,9 @@ def make_problem(settings: Settings, specs: Specs, out: ArraySpec | None, aux_ou
 
 
 def _checked_settings(settings: Settings, has_bias: bool) -> tuple[Epilog, str | None]:
-    for name in ("transpose_a", "transpose_b"):
-        if not isinstance(getattr(settings, name), bool):
-            raise TypeError(f"{name} is {getattr(settings, name)!r}, expected True or False.")
-    if settings.deterministic not in (None, True, False):
+    check_flag("transpose_a", settings.transpose_a)
+    check_flag("transpose_b", settings.transpose_b)
+    if settings.deterministic is not None and not isinstance(settings.deterministic, bool):
         raise TypeError(f"deterministic is {settings.deterministic!r}, expected None, True or False.")
     if not (settings.precision is None or isinstance(settings.precision, str)) or settings.precision not in PRECISIONS:
         raise ValueError(f'precision is {settings.precision!r}, expected None, "ieee" or "tf32".')

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from .arrays import ArraySpec, Device
 from .dtypes import DTYPES, name_of
 from .epilogs import Aux
@@ -28,18 +30,39 @@ def full_out_spec(
     expected = drop_vectors(full_shape, vector_a, vector_b)
     if out.shape != expected:
         raise ValueError(f"out has shape {out.shape}, expected {expected}.")
-    if any(extent > 1 and step == 0 for extent, step in zip(out.shape, out.strides, strict=True)):
+    if _runs_into_itself(out):
         raise ValueError(f"out has strides {out.strides}: its elements share memory. Pass an array of its own.")
     return with_vectors(out, vector_a, vector_b)
+
+
+def _runs_into_itself(spec: ArraySpec) -> bool:
+    """Return whether some axis does not step over all that the axes of smaller strides reach."""
+    reach = 0
+    for step, extent in sorted((abs(s), n) for n, s in zip(spec.shape, spec.strides, strict=True) if n > 1):
+        if step <= reach:
+            return True
+        reach += step * (extent - 1)
+    return False
+
+
+def check_mapping(given: object) -> None:
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(
+            f"aux_out is a {type(given).__name__}, expected a dict from the auxiliary output's name to an array."
+        )
+
+
+def check_aux_names(given: Mapping[str, object] | None, aux: Aux | None) -> None:
+    names = [] if aux is None else [aux.name]
+    if given is not None and list(given) != names:
+        wanted = f'the one key "{aux.name}"' if aux else "nothing: this epilog has no auxiliary output"
+        raise ValueError(f"aux_out has keys {list(given)}, expected {wanted}.")
 
 
 def aux_out_spec(
     given: Specs | None, aux: Aux | None, batch_shape: Ints, m: int, n: int, out_dtype: str, device: Device
 ) -> ArraySpec | None:
-    names = [] if aux is None else [aux.name]
-    if given is not None and sorted(given) != names:
-        wanted = f'the one key "{aux.name}"' if aux else "nothing: this epilog has no auxiliary output"
-        raise ValueError(f"aux_out has keys {sorted(given)}, expected {wanted}.")
+    check_aux_names(given, aux)
     if aux is None:
         return None
     shape, dtype = aux_shape(aux, batch_shape, m, n), aux_dtype(aux, out_dtype)

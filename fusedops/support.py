@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import platform
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from typing import Any
 
 from .activations import ACTIVATIONS
 from .dtypes import MATRIX_DTYPES
+from .engines.base import NO_NVMATH
+from .engines.cells import SPLIT_CELLS
 from .epilogs import Epilog
 
 __all__ = ["Support", "support"]
@@ -29,6 +30,8 @@ class Support:
         For each engine whether it can be loaded, and what for.
     table : dict
         ``table[engine][epilog]``: the operand dtypes that it takes.
+    split : dict
+        The problems that the nvmath engine computes as a product and separate steps, and why.
     activations : tuple of str
         The activations of `matmul`.
     """
@@ -36,6 +39,7 @@ class Support:
     versions: dict[str, str | None]
     engines: dict[str, str]
     table: dict[str, dict[str, tuple[str, ...]]]
+    split: dict[str, str]
     activations: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -48,6 +52,7 @@ class Support:
         for engine, epilogs in self.table.items():
             lines.append(f"{engine}: {', '.join(epilogs)}")
             lines.append(f"  each with {', '.join(next(iter(epilogs.values())))}")
+        lines += [f"computed split: {name}: {why}" for name, why in self.split.items()]
         return "\n".join([*lines, f"activations: {', '.join(self.activations)}"])
 
 
@@ -63,12 +68,20 @@ def support() -> Support:
     -----
     Imports no framework and touches no device.
     """
-    engines = {"reference": f"any array on a CPU ({platform.machine()}), and JAX arrays anywhere"}
-    table = {"reference": {epilog.name: tuple(MATRIX_DTYPES) for epilog in Epilog}}
-    return Support({name: _version(name) for name in ("python", *_PACKAGES)}, engines, table, ACTIVATIONS)
+    versions = {name: _version(name) for name in ("python", *_PACKAGES)}
+    missing = [name for name in ("nvmath-python", "cupy") if versions[name] is None]
+    engines = {
+        "reference": f"any array on a CPU ({platform.machine()}), and JAX arrays anywhere",
+        "nvmath": NO_NVMATH if missing else "CUDA arrays of PyTorch, CuPy and any DLPack producer",
+    }
+    dtypes = {epilog.name: tuple(MATRIX_DTYPES) for epilog in Epilog}
+    split = {cell.name: cell.why for cell in SPLIT_CELLS}
+    return Support(versions, engines, dict.fromkeys(engines, dtypes), split, ACTIVATIONS)
 
 
 def _version(name: str) -> str | None:
+    from importlib import metadata  # a third of the package's own import time, for this function alone
+
     if name == "python":
         return platform.python_version()
     for distribution in _CUPY_WHEELS if name == "cupy" else (name,):

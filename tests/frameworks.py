@@ -33,7 +33,8 @@ def _torch(x: np.ndarray) -> torch.Tensor:
 class TestFramework:
     """A framework under test.
 
-    ``make`` turns a NumPy array into one of the framework's; where ``strided``, over the same memory with the same strides.
+    ``make`` turns a NumPy array into one of the framework's; where ``strided``, over the same memory with the same
+    strides.
     """
 
     __test__ = False
@@ -52,11 +53,23 @@ class TestFramework:
 
 _ALL = ("float16", "bfloat16", "float32", "float64")
 
-NUMPY = TestFramework("numpy", np.ndarray, lambda x: x, _ALL, True, unfused=lambda a, b, bias: np.maximum(a @ b + bias, 0))
+NUMPY = TestFramework(
+    "numpy",
+    np.ndarray,
+    lambda x: x,
+    _ALL,
+    True,
+    unfused=lambda a, b, bias: np.maximum((a @ b).astype(a.dtype) + bias, 0),
+)
 TORCH = TestFramework("torch", torch.Tensor, _torch, _ALL, True, unfused=lambda a, b, bias: torch.relu(a @ b + bias))
 JAX = TestFramework("jax", jax.Array, jnp.asarray, _ALL, False, unfused=lambda a, b, bias: jax.nn.relu(a @ b + bias))
 STRICT = TestFramework(
-    "array_api_strict", array_api_strict._array_object.Array, array_api_strict.asarray, ("float32", "float64"), True, False
+    "array_api_strict",
+    array_api_strict._array_object.Array,
+    array_api_strict.asarray,
+    ("float32", "float64"),
+    True,
+    False,
 )
 
 FRAMEWORKS = (NUMPY, TORCH, JAX, STRICT)

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, Protocol
+from importlib.util import find_spec
 
 from ..frameworks import Framework
 from ..problem import Problem
+from .base import NO_NVMATH, Launch, Results
 
-__all__ = ["Launch", "engine_name", "prepare"]
+__all__ = ["Launch", "Results", "engine_name", "prepare"]
 
-Array = Any
-Results = tuple[Array, Array | None]
-
-NO_NVMATH = "CUDA arrays need nvmath-python: pip install 'fusedops[cuda12]' (on CUDA 13: 'fusedops[cuda13]')."
-
-
-class Launch(Protocol):
-    """A problem that an engine has made ready: operands in, result and auxiliary array out."""
-
-    def __call__(
-        self, operands: tuple[Array, ...], alpha: float, beta: float, out: Array | None, aux_out: Array | None
-    ) -> Results: ...
+_FILES = {"nvmath": "gpu", "reference": "reference"}
 
 
 def engine_name(problem: Problem) -> str:
@@ -31,5 +21,8 @@ def engine_name(problem: Problem) -> str:
 
 def prepare(problem: Problem, framework: Framework) -> Launch:
     """Return the launch of a problem on the engine that runs it."""
-    launch: Launch = import_module(f".{engine_name(problem)}", __name__).prepare(problem, framework)
+    name = engine_name(problem)
+    if name == "nvmath" and not (find_spec("nvmath") and find_spec("cupy")):
+        raise ImportError(NO_NVMATH)
+    launch: Launch = import_module(f".{_FILES[name]}", __name__).prepare(problem, framework)
     return launch

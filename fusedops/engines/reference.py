@@ -12,7 +12,7 @@ from typing import Any
 from ..frameworks import Framework
 from ..problem import Problem
 from ..residuals import mask_bytes, padded_preact
-from . import Results
+from .base import Results
 
 Array = Any
 
@@ -24,8 +24,16 @@ def prepare(problem: Problem, framework: Framework) -> Reference:
     return Reference(problem, framework)
 
 
+_WHY = {
+    "cpu": "the epilogs run on CUDA devices only",
+    "xla": "JAX arrays run as unfused operations, which XLA compiles",
+}
+
+
 class Reference:
     """A problem, ready to be computed by a framework's own operations."""
+
+    strategy = "reference"
 
     def __init__(self, problem: Problem, framework: Framework) -> None:
         self.problem = problem
@@ -35,6 +43,14 @@ class Reference:
         self.forward = getattr(framework, self.activation) if self.activation else None
         self.rounds = problem.compute_dtype != problem.out.dtype
         self.compute = framework.compiled(self._compute)
+
+    @property
+    def why(self) -> str:
+        return _WHY.get(self.problem.device.kind, f"no engine runs on {self.problem.device}")
+
+    def facts(self) -> dict[str, Any]:
+        """Return what only this engine knows of a problem."""
+        return {}
 
     def __call__(
         self, operands: tuple[Array, ...], alpha: float, beta: float, out: Array | None, aux_out: Array | None
@@ -51,7 +67,7 @@ class Reference:
         framework, problem = self.framework, self.problem
         a, b, bias, c, relu_aux, gelu_aux = operands
         a, b = self._matrices(a, b)
-        z = framework.matmul(a, b, problem.compute_dtype, problem.precision)
+        z = self._product(a, b)
         z = self._linear(z, bias, c, alpha, beta)
         value, aux = self._backward(z, relu_aux, gelu_aux) if problem.epilog.takes else self._forward(z)
         if self.gives in ("sum_a_over_k", "sum_b_over_k"):
@@ -68,6 +84,10 @@ class Reference:
         if problem.transpose_b:
             b = self.framework.matrix_transpose(b)
         return a[None, :] if problem.vector_a else a, b[:, None] if problem.vector_b else b
+
+    def _product(self, a: Array, b: Array) -> Array:
+        """Return ``a @ b`` in the compute dtype."""
+        return self.framework.matmul(a, b, self.problem.compute_dtype, self.problem.precision)
 
     def _linear(self, z: Array, bias: Array | None, c: Array | None, alpha: float | None, beta: float | None) -> Array:
         """Return ``alpha * z + beta * c + bias``, ``(..., m, n)`` in the compute dtype."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from array_api_compat import is_cupy_array, is_jax_array, is_numpy_array, is_tor
 
 from .base import Framework
 
-__all__ = ["Framework", "Kind", "kind_of"]
+__all__ = ["Framework", "Kind", "kind_by_type", "kind_of"]
 
 Array = Any
 
@@ -31,6 +32,10 @@ class Kind(NamedTuple):
 
 _kinds: dict[type, Kind] = {}
 _frameworks: dict[str, Framework] = {}
+
+
+kind_by_type: Callable[[type], Kind | None] = _kinds.get
+"""Return the kind of a type whose arrays have been seen."""
 
 
 def kind_of(x: Array) -> Kind:

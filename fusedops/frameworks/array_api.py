@@ -20,7 +20,7 @@ class ArrayApi(Framework):
         self.name = namespace.__name__.split(".")[0]
 
     def signature(self, x: Array) -> Hashable:
-        return self.spec(x)
+        return type(x), self.spec(x)
 
     def spec(self, x: Array) -> ArraySpec:
         return self.view(x).spec

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from .. import activations
 from ..arrays import ArraySpec, ArrayView, Device
+from ..cuda import Event
+from ..dtypes import name_of
 
 __all__ = ["Framework"]
 
@@ -34,18 +38,25 @@ class Framework:
         Whether its arrays may be written, so that ``out=`` makes sense.
     makes_results : bool
         Whether it can allocate a result, so that ``out=`` may be left out.
+    makes_own_streams : bool
+        Whether its owner may go on working with an array on a current stream that others can make wait.
     """
 
     name: str
     xp: Any
     mutable = True
     makes_results = True
+    makes_own_streams = False
 
     # What an array looks like ---------------------------------------------------------------------
 
     def signature(self, x: Array) -> Hashable:
         """Return, as cheaply as can be, all that planning may read of ``x``: equal signatures, equal specs."""
         raise NotImplementedError
+
+    def signatures(self, operands: tuple[Array, ...]) -> Hashable:
+        """Return the signatures of all operands of a call, None where there is none."""
+        return tuple([None if x is None else self.signature(x) for x in operands])
 
     def spec(self, x: Array) -> ArraySpec:
         """Return the spec of ``x``; TypeError where the package cannot compute with such an array."""
@@ -66,6 +77,16 @@ class Framework:
     def requires_grad(self, x: Array) -> bool:
         """Return whether a gradient is recorded through ``x`` outside of a transform."""
         return False
+
+    def any_requires_grad(self, arrays: tuple[Array | None, ...]) -> bool:
+        """Return whether a gradient is recorded through any of them."""
+        return False
+
+    def check_no_gradient(self, operands: tuple[Array, ...]) -> None:
+        """Raise where a gradient would have to be recorded through operands of a GPU launch."""
+
+    def check_export(self, x: Array) -> None:
+        """Raise a TypeError where what ``x`` exports by DLPack is not its values."""
 
     # How arrays come in and go out ---------------------------------------------------------------
 
@@ -88,9 +109,50 @@ class Framework:
     def wait(self, result: Array) -> None:
         """Return when ``result`` has been computed."""
 
+    # Memory and streams of a GPU -------------------------------------------------------------------
+
     def current_stream(self, device: Device) -> int:
         """Return the address of the stream on which the framework would launch on ``device``."""
         raise NotImplementedError
+
+    def stream_getter(self, device: Device) -> Callable[[], int]:
+        """Return the function that gives the address of the current stream on ``device``."""
+        return partial(self.current_stream, device)
+
+    def on_stream(self, stream: int, device: Device) -> AbstractContextManager[Any]:
+        """Return a block in which ``stream`` is the framework's current one, for launches and allocations."""
+        raise NotImplementedError
+
+    def pointer(self, x: Array) -> int:
+        """Return the address of an array's first element."""
+        return self.view(x).ptr
+
+    def is_readonly(self, x: Array) -> bool:
+        """Return whether writing to ``x`` is forbidden."""
+        return self.view(x).readonly
+
+    def allocator(self, spec: ArraySpec) -> Callable[[Array], Array]:
+        """Return a function that makes a dense array of this spec, given any array on its device."""
+        raise NotImplementedError
+
+    def scratch(self, size: int, like: Array) -> Array:
+        """Return ``size`` bytes of memory on the device of ``like``, to be dropped when the launch is queued."""
+        raise NotImplementedError
+
+    def wait_for(self, event: Event, device: Device, stream: int) -> None:
+        """Make the framework's current stream wait for an event recorded on ``stream``, unless it is that one."""
+        current = self.current_stream(device)
+        if current != stream:
+            event.hold_back(current)
+
+    def float32_precision(self, a: Array) -> str | None:
+        """Return how the framework multiplies float32 where the caller does not say, as a value of ``precision``."""
+        return None
+
+    def apply_in_place(self, activation: str, x: Array) -> None:
+        """Replace a result by its activation, computed in at least float32."""
+        wide = self.astype(x, "float64" if x.dtype == self.dtype("float64") else "float32")
+        self.write(self.astype(getattr(self, activation)(wide), name_of(x.dtype)), x)
 
     # Arithmetic of the unfused reference ---------------------------------------------------------
 

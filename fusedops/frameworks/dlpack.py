@@ -5,7 +5,10 @@ A producer with ``__dlpack_c_exchange_api__`` allocates the results itself; for 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,15 @@ from .numpy import NumPy
 Array = Any
 
 
+_named_stream: ContextVar[int | None] = ContextVar("fusedops_named_stream", default=None)
+
+
+def _gpu() -> Framework:
+    """Return CuPy, which lends a workspace to producers without an allocator."""
+    framework: Framework = import_module(".cupy", __package__).CuPy()
+    return framework
+
+
 class DLPackProducer(NumPy):
     """One class of arrays, by its DLPack methods."""
 
@@ -29,14 +41,12 @@ class DLPackProducer(NumPy):
         self.makes_results = self._exchange is not None
 
     def signature(self, x: Array) -> Hashable:
-        return self.spec(x)
+        return type(x), self.spec(x)
 
     def spec(self, x: Array) -> ArraySpec:
         if isinstance(x, np.ndarray):
             return super().spec(x)
-        device = self.device(x)
-        # On a GPU an export orders streams, which planning must not.
-        return view_of(x).spec if device.kind == "cpu" else _spec_on(x, device)
+        return view_of(x).spec
 
     def device(self, x: Array) -> Device:
         return device_of(x)
@@ -48,7 +58,14 @@ class DLPackProducer(NumPy):
         return x
 
     def enter(self, x: Array) -> Array:
-        return x if isinstance(x, np.ndarray) else numpy_over(view_of(x))
+        if isinstance(x, np.ndarray):
+            return x
+        if self.device(x).kind != "cpu":
+            raise NotImplementedError(
+                f"this problem is computed in steps, and {self.name} arrays on a GPU have no operations here. Pass "
+                "arrays of PyTorch or CuPy."
+            )
+        return numpy_over(view_of(x))
 
     def leave(self, value: Array) -> Array:
         if self._exchange is None:
@@ -64,11 +81,32 @@ class DLPackProducer(NumPy):
         raise NotImplementedError(f"{self.name} arrays cannot be reshaped here; pass matrices of two axes.")
 
     def current_stream(self, device: Device) -> int:
+        named = _named_stream.get()
+        if named is not None:
+            return named
         if self._exchange is None:
             raise ValueError(f"{self.name} names no current stream; pass stream=.")
         return self._exchange.current_stream(device)
 
+    @contextmanager
+    def on_stream(self, stream: int, device: Device) -> Iterator[None]:
+        token = _named_stream.set(stream)
+        try:
+            with _gpu().on_stream(stream, device):
+                yield
+        finally:
+            _named_stream.reset(token)
 
-def _spec_on(x: Array, device: Device) -> ArraySpec:
-    """Return what the producer's own attributes tell of an array on a GPU."""
-    return ArraySpec.dense(tuple(x.shape), name_of(x.dtype), device)
+    def allocator(self, spec: ArraySpec) -> Callable[[Array], Array]:
+        def empty(like: Array) -> Array:
+            if self._exchange is None:
+                raise TypeError(f"{self.name} cannot make results; pass out= (and aux_out=).")
+            return self._exchange.empty(spec)
+
+        return empty
+
+    def scratch(self, size: int, like: Array) -> Array:
+        return _gpu().scratch(size, like)
+
+    def apply_in_place(self, activation: str, x: Array) -> None:
+        self.enter(x)  # says why not

@@ -50,7 +50,13 @@ class Jax(Framework):
     def from_foreign(self, x: Array, foreign: Framework) -> Array:
         if foreign.name == "numpy":
             return x  # jnp takes NumPy arrays as they are, constants in a trace among them
-        return jax.dlpack.from_dlpack(x)
+        spec = foreign.spec(x)
+        if not spec.compact:
+            raise ValueError(f"its strides {list(spec.strides)} leave gaps or repeat; pass a contiguous copy.")
+        imported = jax.dlpack.from_dlpack(x)
+        if name_of(imported.dtype) != spec.dtype:
+            raise TypeError(f"it is {spec.dtype}, which JAX narrows to {imported.dtype} unless jax_enable_x64 is set.")
+        return imported
 
     def wait(self, result: Array) -> None:
         jax.block_until_ready(result)
@@ -61,6 +67,8 @@ class Jax(Framework):
         return compiled
 
     def matmul(self, a: Array, b: Array, compute_dtype: str, precision: str | None) -> Array:
+        if compute_dtype == "float64" and not jax.config.jax_enable_x64:
+            raise TypeError("a and b are float64, which JAX narrows to float32 unless jax_enable_x64 is set.")
         return jnp.matmul(a, b, precision=_PRECISIONS[precision], preferred_element_type=compute_dtype)
 
     def matrix_transpose(self, x: Array) -> Array:

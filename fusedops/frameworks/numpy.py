@@ -12,6 +12,7 @@ import array_api_compat.numpy
 import numpy as np
 
 from ..arrays import CPU, ArraySpec, ArrayView
+from ..dlpack import numpy_dtype
 from ..dtypes import name_of
 from .base import Framework
 
@@ -27,15 +28,6 @@ def _erf() -> Any:
         return erf
     elementwise = np.frompyfunc(math.erf, 1, 1)
     return lambda x: np.asarray(elementwise(x), dtype=np.float64).astype(x.dtype).reshape(x.shape)
-
-
-@cache
-def _bfloat16() -> Any:
-    try:
-        from ml_dtypes import bfloat16
-    except ImportError as error:
-        raise ImportError("bfloat16 in NumPy arrays needs ml_dtypes: pip install ml_dtypes.") from error
-    return np.dtype(bfloat16)
 
 
 class NumPy(Framework):
@@ -54,16 +46,18 @@ class NumPy(Framework):
         return ArraySpec(x.shape, strides, name_of(x.dtype), CPU)
 
     def view(self, x: Array) -> ArrayView:
-        return ArrayView(self.spec(x), x.ctypes.data, not x.flags.writeable, x)
+        # A NumPy scalar has no address of its own, and may not be written.
+        ptr = 0 if isinstance(x, np.generic) else x.ctypes.data
+        return ArrayView(self.spec(x), ptr, not x.flags.writeable, x)
 
     def matmul(self, a: Array, b: Array, compute_dtype: str, precision: str | None) -> Array:
         return np.matmul(self.astype(a, compute_dtype), self.astype(b, compute_dtype))
 
     def dtype(self, name: str) -> Any:
-        return _bfloat16() if name == "bfloat16" else np.dtype(name)
+        return numpy_dtype(name)
 
     def astype(self, x: Array, dtype: str) -> Array:
-        return x.astype(dtype if dtype != "bfloat16" else _bfloat16(), copy=False)
+        return x.astype(dtype if dtype != "bfloat16" else numpy_dtype(dtype), copy=False)
 
     def zeros(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
         return np.zeros(shape, self.dtype(dtype))
@@ -84,7 +78,7 @@ class NumPy(Framework):
 
 def _in_elements(step: int, itemsize: int) -> int:
     """Return a stride in elements; a field of a structured array may have one that is no whole number of them."""
-    elements, rest = divmod(step, itemsize)
+    elements, rest = divmod(step, max(itemsize, 1))
     if rest:
         raise ValueError(f"its stride of {step} bytes is no multiple of its {itemsize}-byte elements; pass a copy.")
     return elements

@@ -1,0 +1,98 @@
+"""Host time of one call: what a call costs the CPU, for arrays so small that the GPU is never what is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import fusedops
+
+from ..engines.base import NO_NVMATH
+from .sampling import Table, host_samples
+
+__all__ = ["host_table"]
+
+Rows = dict[str, Callable[[], object]]
+_N = 128
+_FIRST_NEW_M = 300
+ADDMM = "torch._addmm_activation"
+LINEAR = "torch relu(F.linear)"
+STATEFUL = "nvmath reset_operands_unchecked + execute"
+
+
+def host_table(rounds: int, calls: int) -> Table:
+    """Measure ``relu(a @ b + bias)`` on 128 x 128 float16, by every way that this machine has.
+
+    Parameters
+    ----------
+    rounds, calls : int
+        Samples of each row, and calls in a sample.
+
+    Returns
+    -------
+    Table
+        In microseconds a call.
+
+    Raises
+    ------
+    ImportError
+        Without PyTorch, CuPy or nvmath-python, or without a GPU.
+    """
+    try:
+        import cupy
+        import torch
+    except ImportError as error:
+        raise ImportError(f"{error.name} is missing. {NO_NVMATH}") from error
+    if not cupy.cuda.is_available():
+        raise ImportError("there is no CUDA device here; the host benchmark measures launches on one.")
+    with torch.no_grad():
+        rows = {**_torch_rows(torch), **_cupy_rows(cupy), **_nvmath_rows(torch)}
+        title = f"host time of relu(a @ b + bias), {_N} x {_N} float16, microseconds a call"
+        device = torch.cuda.get_device_name()
+        return host_samples(title, device, rows, (ADDMM, LINEAR, STATEFUL), rounds, calls, torch.cuda.synchronize)
+
+
+def _torch_rows(torch: Any) -> Rows:
+    a, b = (torch.randn(_N, _N, device="cuda").half() for _ in range(2))
+    bias, out, stored = torch.randn(_N, device="cuda").half(), torch.empty_like(a), b.T.contiguous()
+    linear = torch.nn.functional.linear
+    plan = fusedops.plan(a, b, bias=bias, activation="relu")
+    tall = torch.randn(1 << 16, _N, device="cuda").half()
+    lengths = count(_FIRST_NEW_M)
+    return {
+        ADDMM: lambda: torch._addmm_activation(bias, a, b),
+        LINEAR: lambda: torch.relu(linear(a, stored, bias)),
+        "torch F.linear": lambda: linear(a, stored, bias),
+        "fusedops.matmul, torch": lambda: fusedops.matmul(a, b, bias=bias, activation="relu"),
+        "fusedops.matmul, torch, out=": lambda: fusedops.matmul(a, b, bias=bias, activation="relu", out=out),
+        "fusedops.plan, torch": lambda: plan(a, b, bias=bias),
+        "fusedops.matmul, torch, a new m": lambda: fusedops.matmul(
+            tall[: next(lengths)], b, bias=bias, activation="relu"
+        ),
+    }
+
+
+def _cupy_rows(cupy: Any) -> Rows:
+    a, b = (cupy.random.standard_normal((_N, _N)).astype("float16") for _ in range(2))
+    bias, out = cupy.random.standard_normal(_N).astype("float16"), cupy.empty((_N, _N), "float16")
+    return {
+        "cupy maximum(a @ b + bias, 0)": lambda: cupy.maximum(a @ b + bias, 0),
+        "fusedops.matmul, cupy": lambda: fusedops.matmul(a, b, bias=bias, activation="relu"),
+        "fusedops.matmul, cupy, out=": lambda: fusedops.matmul(a, b, bias=bias, activation="relu", out=out),
+    }
+
+
+def _nvmath_rows(torch: Any) -> Rows:
+    from ..engines.nvmath.peers import stateful_relu_bias, stateless_relu_bias
+
+    # The layouts that nvmath's own bias needs: columns, with the bias along them.
+    a, b = (torch.randn(_N, _N, device="cuda").half().T for _ in range(2))
+    bias = torch.randn(_N, device="cuda").half()
+    execute, reset, reset_unchecked = stateful_relu_bias(a, b, bias)
+    return {
+        "nvmath matmul (stateless)": lambda: stateless_relu_bias(a, b, bias),
+        "nvmath execute alone": execute,
+        "nvmath reset_operands + execute": lambda: (reset(), execute()),
+        STATEFUL: lambda: (reset_unchecked(), execute()),
+    }
