@@ -6,7 +6,7 @@ can leak into a plan or its key.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,7 +109,7 @@ class ArrayView:
     spec: ArraySpec
     ptr: int
     readonly: bool
-    owner: Any
+    owner: Any = field(repr=False)  # whose own text may read a GPU
 
     def overlaps(self, other: ArrayView) -> bool:
         """Return whether any byte belongs to both, exactly: interleaved slices of one buffer do not overlap."""

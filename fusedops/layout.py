@@ -40,6 +40,9 @@ class BatchLayout:
     stride: int
 
 
+_NO_BATCH = BatchLayout(1, 0)
+
+
 def matrix_layout(name: str, shape: Ints, strides: Ints) -> MatrixLayout:
     """Return the layout of a matrix from its two extents and strides in elements; row-major where both fit.
 
@@ -104,6 +107,8 @@ def batch_layout(name: str, shape: Ints, strides: Ints, batch_shape: Ints) -> Ba
     ValueError
         When the axes do not broadcast to ``batch_shape``, or no single stride exists.
     """
+    if not batch_shape and not shape:
+        return _NO_BATCH
     own = _pad(shape, len(batch_shape))
     steps = (0,) * (len(batch_shape) - len(strides)) + strides
     if len(own) != len(batch_shape) or any(x not in (1, y) for x, y in zip(own, batch_shape, strict=True)):

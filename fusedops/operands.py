@@ -75,6 +75,8 @@ def as_matrix(name: str, spec: ArraySpec, transpose: bool, row: bool) -> tuple[A
     """Return the operand as ``(..., rows, cols)`` and whether it was a vector (a row for a, a column for b)."""
     if spec.ndim == 0:
         raise ValueError(f"{name} has no axes, expected at least one.")
+    if spec.ndim > 1 and not transpose:
+        return spec, False
     shape, strides = spec.shape, spec.strides
     if spec.ndim == 1:
         if transpose:

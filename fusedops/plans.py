@@ -83,7 +83,7 @@ class Plan:
         self.launch: Launch | None = launch
         self._signatures = signatures
         self._specs = specs
-        self._extents = tuple(0 if spec is None else spec.extent for spec in specs)
+        self._extents = tuple((i, spec.extent) for i, spec in enumerate(specs) if spec is not None)
         self._out_extent = problem.out_spec.extent
         self._aux_extent = problem.aux_spec.extent if problem.aux_spec else 0
 
@@ -172,7 +172,7 @@ class Plan:
     def _apart(self, operands: Operands, out: Array | None, aux: Array | None) -> bool:
         """Return whether the outputs may surely be written: a quick look, before the slow one of `check_outputs`."""
         framework = self.framework
-        if framework.any_requires_grad(operands) or framework.any_requires_grad((out, aux)):
+        if framework.any_requires_grad((*operands, out, aux)):
             return False
         pointer = framework.pointer
         low = high = 0
@@ -189,8 +189,9 @@ class Plan:
                 return False
             # One interval for both: what lies between them is looked at slowly.
             low, high = min(low, at), max(high, at + self._aux_extent)
-        for x, extent in zip(operands, self._extents, strict=False):
-            if x is not None and low < (at := pointer(x)) + extent and at < high:
+        for i, extent in self._extents:
+            at = pointer(operands[i])
+            if low < at + extent and at < high:
                 return False
         return True
 

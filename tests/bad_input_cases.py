@@ -125,6 +125,7 @@ class Made:
 
 
 def values(*shape: int, dtype: str = "float32") -> np.ndarray:
+    """Return small whole numbers, some of them negative."""
     return (np.arange(np.prod(shape, dtype=int)) % 7 - 3).reshape(shape).astype(np_dtype(dtype))
 
 
@@ -148,14 +149,17 @@ def strided(shape: tuple[int, ...], strides: tuple[int, ...]) -> Made:
 
 
 def in_numpy(*shape: int, view: View = same) -> Made:
+    """Return a NumPy array, whichever framework leads."""
     return Made(lambda _: view(values(*shape)))
 
 
 def in_torch(*shape: int, view: View = same) -> Made:
+    """Return a tensor, whichever framework leads."""
     return Made(lambda _: view(torch.from_numpy(values(*shape))))
 
 
 def in_jax(*shape: int) -> Made:
+    """Return a JAX array, whichever framework leads."""
     return Made(lambda _: jnp.asarray(values(*shape)))
 
 
@@ -170,14 +174,17 @@ def saved(hidden: Any, preact: Any = None) -> Made:
 
 
 def made(value: Any, framework: TestFramework) -> Any:
+    """Return an argument as the framework makes it; any other value as it is."""
     return value.make(framework) if isinstance(value, Made) else value
 
 
 def packed_field(x: np.ndarray) -> np.ndarray:
+    """Return an array whose elements are 5 bytes apart."""
     return np.zeros(x.shape, [("value", "f4"), ("flag", "i1")])["value"]
 
 
 def nested(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of tensors."""
     return torch.nested.as_nested_tensor([x, x])
 
 
@@ -194,15 +201,18 @@ class Wrapper(torch.Tensor):
 
 
 def matrix(x: np.ndarray) -> np.matrix:
+    """Return a matrix, whose constructor would warn."""
     return x.view(np.matrix)
 
 
 def read_only(x: np.ndarray) -> np.ndarray:
+    """Return the array, protected."""
     x.flags.writeable = False
     return x
 
 
 def meta(*shape: int) -> Made:
+    """Return a tensor without memory, on PyTorch's meta device."""
     return Made(lambda _: torch.empty(shape, device="meta"))
 
 

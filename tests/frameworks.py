@@ -29,6 +29,11 @@ def _torch(x: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(x)
 
 
+def _jax(x: np.ndarray) -> jax.Array:
+    """Return the array on the CPU, also where JAX has a GPU: there XLA multiplies float32 in TF32."""
+    return jax.device_put(jnp.asarray(x), jax.devices("cpu")[0])
+
+
 @dataclass(frozen=True)
 class TestFramework:
     """A framework under test.
@@ -62,7 +67,7 @@ NUMPY = TestFramework(
     unfused=lambda a, b, bias: np.maximum((a @ b).astype(a.dtype) + bias, 0),
 )
 TORCH = TestFramework("torch", torch.Tensor, _torch, _ALL, True, unfused=lambda a, b, bias: torch.relu(a @ b + bias))
-JAX = TestFramework("jax", jax.Array, jnp.asarray, _ALL, False, unfused=lambda a, b, bias: jax.nn.relu(a @ b + bias))
+JAX = TestFramework("jax", jax.Array, _jax, _ALL, False, unfused=lambda a, b, bias: jax.nn.relu(a @ b + bias))
 STRICT = TestFramework(
     "array_api_strict",
     array_api_strict._array_object.Array,

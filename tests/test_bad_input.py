@@ -47,6 +47,7 @@ def traced(function: Any, op: str, arguments: Arguments) -> None:
 
 
 def of_framework(arguments: Arguments, framework: TestFramework) -> Arguments:
+    """Return arguments with the arrays that the framework makes."""
     return {name: made(x, framework) for name, x in arguments.items()}
 
 
@@ -153,6 +154,7 @@ RUNS = [
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support", "ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(("fault", "framework"), RUNS)
 def test_fault(fault: Fault, framework: TestFramework) -> None:
+    """Every function of a row answers as the row says."""
     for op in fault.ops.split():
         check(op, fault, framework)
 
@@ -235,6 +237,7 @@ def test_a_call_on_meta_tensors_computes_nothing() -> None:
 
 
 def test_options_are_as_they_were_after_a_fault() -> None:
+    """A value that no option has changes nothing."""
     with pytest.raises(ValueError, match="mixed"):
         fusedops.options.set_default(mixed="no")
     assert fusedops.options.current().mixed == "lead"

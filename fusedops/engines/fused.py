@@ -43,7 +43,7 @@ class Fused:
         self._current_device = device_getter()
         self._current_stream = framework.stream_getter(problem.device)
         self._pointer = framework.pointer
-        self._check_no_gradient = framework.check_no_gradient
+        self._check_launch = framework.check_launch
         self._empty_out = framework.allocator(problem.out_spec)
         self._empty_aux = framework.allocator(problem.aux_spec) if problem.aux_spec else None
 
@@ -70,7 +70,7 @@ class Fused:
         if self._current_device() != self._ordinal:
             with on_device(self._ordinal):
                 return self(operands, alpha, beta, out, aux_out)
-        self._check_no_gradient(operands)
+        self._check_launch(operands)
         a, b, bias, c, relu_aux, gelu_aux = operands
         pointer = self._pointer
         at_a, at_b = pointer(a), pointer(b)
@@ -94,6 +94,9 @@ class Fused:
                 at_bias = pointer(aux_out)
             else:
                 at_aux = pointer(aux_out)
+        if not (at_a and at_b and at_out):
+            # A fake tensor, a distributed one, a zero that was never materialised.
+            raise TypeError("an operand or out has no memory of its own; pass plain arrays.")
         joined = at_a | at_b | at_out | at_bias | at_aux | at_c | _MAX_ALIGNMENT
         program = self._programs.get(joined & -joined) or self.program(joined & -joined)
         at_workspace = 0

@@ -45,7 +45,7 @@ class Split(Reference):
     def __call__(
         self, operands: tuple[Array, ...], alpha: float, beta: float, out: Array | None, aux_out: Array | None
     ) -> Results:
-        self.framework.check_no_gradient(operands)
+        self.framework.check_launch(operands)
         return super().__call__(operands, alpha, beta, out, aux_out)
 
     def _product(self, a: Array, b: Array) -> Array:

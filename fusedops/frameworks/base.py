@@ -82,8 +82,8 @@ class Framework:
         """Return whether a gradient is recorded through any of them."""
         return False
 
-    def check_no_gradient(self, operands: tuple[Array, ...]) -> None:
-        """Raise where a gradient would have to be recorded through operands of a GPU launch."""
+    def check_launch(self, operands: tuple[Array, ...]) -> None:
+        """Raise where an operand's memory is not its values, or a gradient would have to be recorded through it."""
 
     def check_export(self, x: Array) -> None:
         """Raise a TypeError where what ``x`` exports by DLPack is not its values."""

@@ -72,14 +72,19 @@ class Torch(Framework):
                     return True
         return False
 
-    def check_no_gradient(self, operands: tuple[Array, ...]) -> None:
-        if not torch.is_grad_enabled():
-            return
+    def check_launch(self, operands: tuple[Array, ...]) -> None:
+        records = torch.is_grad_enabled()
         for x in operands:
-            if x is not None and x.requires_grad:
+            if x is None:
+                continue
+            if records and x.requires_grad:
                 raise NotImplementedError(
                     "an operand requires a gradient, and this release records none for CUDA tensors. Call it under "
                     "torch.no_grad(), or write the backward pass with epilog_matmul."
+                )
+            if x.is_neg():
+                raise TypeError(
+                    "an operand is a lazily negated view, whose memory holds the other sign; pass x.clone()."
                 )
 
     def check_export(self, x: Array) -> None:

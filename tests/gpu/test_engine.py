@@ -16,6 +16,7 @@ from cases import CASES, Case, build, laid_out
 from devices import CUPY, FRAMEWORKS
 from frameworks import TestFramework, np_dtype
 from running import call, check, check_result
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusedops
 from fusedops import Epilog, ops
@@ -323,3 +324,14 @@ def test_a_dlpack_producer_on_a_gpu() -> None:
     assert torch.allclose(out.double(), torch.relu(a.double() @ b.double() + bias.double()), atol=0.05)
     with pytest.raises((TypeError, ValueError), match="stream="):
         fusedops.matmul(*theirs[:2], out=theirs[3])
+
+
+def test_memory_that_is_not_the_values_is_refused() -> None:
+    """A lazily negated view and a fake tensor never reach a launch, though a plan for their like exists."""
+    a = torch.randn(16, 16, device="cuda", dtype=torch.float32)
+    lazily = torch._neg_view(a)
+    fusedops.matmul(a, a)
+    with pytest.raises(TypeError, match="negated"):
+        fusedops.matmul(lazily, a)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, pytest.raises((TypeError, RuntimeError)):
+        fusedops.matmul(mode.from_tensor(a), mode.from_tensor(a))
