@@ -8,16 +8,19 @@ simply go on, while ``b`` is shared, become part of ``m``: one product instead o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .epilogs import Epilog
 from .layout import BatchLayout, MatrixLayout
 from .operands import Operand
 from .problem import Problem
 
-__all__ = ["ColumnForm", "ColumnMatrix", "column_form"]
+__all__ = ["ColumnForm", "ColumnMatrix", "bucketed", "column_form"]
 
 _SWAPPED = {Epilog.BGRADA: Epilog.BGRADB, Epilog.BGRADB: Epilog.BGRADA}
+LAST_BUCKET_OF_ONE = 16
+"""The largest extent that is a bucket of its own, as every smaller one is."""
+
 _PER_ITEM = ("sum_over_m", "sum_b_over_k")
 """Auxiliary outputs that a batch has one of for each item, which one folded product would sum into one."""
 
@@ -97,6 +100,27 @@ def column_form(problem: Problem) -> ColumnForm:
         epilog=_SWAPPED.get(problem.epilog, problem.epilog),
         folded=folds,
     )
+
+
+def bucketed(form: ColumnForm) -> ColumnForm | None:
+    """Return the form with the largest ``n`` (the caller's ``m``) of its bucket, or None where it stands for itself.
+
+    A bucket holds the extents that agree in their four leading bits, rounded up.
+    """
+    if form.batch_count > 1 or form.n <= LAST_BUCKET_OF_ONE:
+        return None
+    step = 1 << max((form.n - 1).bit_length() - 4, 0)
+    largest = -(-form.n // step) * step
+    if largest == form.n:
+        return None
+
+    def stretched(matrix: ColumnMatrix) -> ColumnMatrix:
+        if matrix.transposed:
+            return replace(matrix, rows=largest, ld=max(matrix.ld, largest))
+        return replace(matrix, cols=largest)
+
+    c = None if form.C is None else stretched(form.C)
+    return replace(form, n=largest, B=stretched(form.B), C=c, D=stretched(form.D))
 
 
 def _read_in_columns(matrix: MatrixLayout, dtype: str, batch: BatchLayout) -> ColumnMatrix:

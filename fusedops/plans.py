@@ -58,11 +58,10 @@ class Plan:
     """
 
     __slots__ = (
-        "_aux_extent",
-        "_extents",
-        "_out_extent",
+        "_room",
         "_signatures",
         "_specs",
+        "_taken",
         "framework",
         "gives",
         "launch",
@@ -83,9 +82,7 @@ class Plan:
         self.launch: Launch | None = launch
         self._signatures = signatures
         self._specs = specs
-        self._extents = tuple((i, spec.extent) for i, spec in enumerate(specs) if spec is not None)
-        self._out_extent = problem.out_spec.extent
-        self._aux_extent = problem.aux_spec.extent if problem.aux_spec else 0
+        self._taken: tuple[tuple[int, int], ...] | None = None
 
     def __call__(
         self,
@@ -175,21 +172,24 @@ class Plan:
         if framework.any_requires_grad((*operands, out, aux)):
             return False
         pointer = framework.pointer
+        if self._taken is None:
+            self._room = self.problem.out_spec.extent, self.problem.aux_spec.extent if self.problem.aux_spec else 0
+            self._taken = tuple((i, spec.extent) for i, spec in enumerate(self._specs) if spec is not None)
         low = high = 0
         if out is not None:
             if framework.is_readonly(out):
                 return False
             low = pointer(out)
-            high = low + self._out_extent
+            high = low + self._room[0]
         if aux is not None:
             if out is None or framework.is_readonly(aux):
                 return False
             at = pointer(aux)
-            if at < high and low < at + self._aux_extent:
+            if at < high and low < at + self._room[1]:
                 return False
             # One interval for both: what lies between them is looked at slowly.
-            low, high = min(low, at), max(high, at + self._aux_extent)
-        for i, extent in self._extents:
+            low, high = min(low, at), max(high, at + self._room[1])
+        for i, extent in self._taken:
             at = pointer(operands[i])
             if low < at + extent and at < high:
                 return False

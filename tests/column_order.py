@@ -27,10 +27,12 @@ class Memory:
 
 
 def _gelu(z: float) -> float:
+    """Return the tanh form of gelu of one number."""
     return 0.5 * z * (1 + math.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
 
 
 def _gelu_slope(z: float) -> float:
+    """Return its derivative."""
     t = math.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))
     return 0.5 * (1 + t) + 0.5 * z * (1 - t * t) * math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * z * z)
 
@@ -41,14 +43,17 @@ def each(function: Any, x: Array) -> Array:
 
 
 def relu(z: Array) -> Array:
+    """Return ``max(z, 0)``."""
     return np.maximum(z, 0)
 
 
 def gelu(z: Array) -> Array:
+    """Return gelu, the tanh form."""
     return each(_gelu, z)
 
 
 def gelu_slope(z: Array) -> Array:
+    """Return gelu's derivative."""
     return each(_gelu_slope, z)
 
 
@@ -87,15 +92,18 @@ class Aux:
         return columns(self.memory, self.form.m, self.form.n, max(ld, 1), self.item * ld * self.form.n)
 
     def write_mask(self, bits: Array) -> None:
+        """Store a bit an element, and ones in the padding."""
         packed = np.packbits(bits, axis=0, bitorder="little")
         mask = self._mask()
         mask[: packed.shape[0]] = packed
         mask[packed.shape[0] :] = 255
 
     def read_mask(self) -> Array:
+        """Return the bits as ``m x n``."""
         return np.unpackbits(np.ascontiguousarray(self._mask()), axis=0, count=self.form.m, bitorder="little")
 
     def write_sum(self, values: Array) -> None:
+        """Store one item's sums."""
         start = self.memory.start + self.item * values.size
         self.memory.data[start : start + values.size] = values
 

@@ -24,6 +24,7 @@ ADDRESS = 0x7F00_0000_0100
 
 
 def _torch(x: np.ndarray) -> torch.Tensor:
+    """Return a tensor over NumPy memory."""
     if x.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(x.view("uint16")).view(torch.bfloat16)
     return torch.from_numpy(x)
@@ -65,4 +66,5 @@ WANT = matmul_oracle(A, B, bias=BIAS)
 
 
 def made(name: str, values: np.ndarray) -> Array:
+    """Return a library's array of these values, over aligned memory."""
     return LIBRARIES[name].make(aligned(values))

@@ -68,11 +68,13 @@ _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 @_Deleter
 def _delete(address: int) -> None:
+    """Forget an export of before DLPack 1.0."""
     exports.pop(DLManagedTensor.from_address(address).manager_ctx)
 
 
 @_Deleter
 def _delete_versioned(address: int) -> None:
+    """Forget an export."""
     exports.pop(DLManagedTensorVersioned.from_address(address).manager_ctx)
 
 
@@ -198,6 +200,7 @@ MEMORY_LIMIT = 1 << 20
 
 @_Allocate
 def _allocate(prototype: Any, made: Any, error_context: Any, set_error: Any) -> int:
+    """Make dense memory for a prototype, within the limit."""
     wanted = prototype.contents
     shape = tuple(wanted.shape[: wanted.ndim])
     size = math.prod(shape) * wanted.dtype.bits // 8
@@ -212,6 +215,7 @@ def _allocate(prototype: Any, made: Any, error_context: Any, set_error: Any) -> 
 
 @_ToObject
 def _to_object(record: int, made: Any) -> int:
+    """Give a new reference to a box that owns a managed tensor."""
     box = Box(record)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(box))
     made[0] = id(box)
@@ -220,6 +224,7 @@ def _to_object(record: int, made: Any) -> int:
 
 @_CurrentStream
 def _current_stream(device_type: int, device_id: int, made: Any) -> int:
+    """Tell the device's number as its stream, 0 on the CPU."""
     made[0] = 0 if device_type == 1 else 1000 + device_id
     return 0
 

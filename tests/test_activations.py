@@ -32,27 +32,33 @@ ROOT_HALF, ROOT_2_PI, CUBIC = math.sqrt(0.5), math.sqrt(2 / math.pi), 0.044715
 
 
 def sigmoid(z: float) -> float:
+    """Return ``1 / (1 + exp(-z))`` without overflow."""
     return 1 / (1 + math.exp(-z)) if z > 0 else math.exp(z) / (1 + math.exp(z))
 
 
 def gelu_tanh(z: float) -> float:
+    """Return ``z * sigmoid(2u)``, which is ``z / 2 * (1 + tanh(u))``."""
     return z * sigmoid(2 * ROOT_2_PI * (z + CUBIC * z**3))
 
 
 def gelu_erf(z: float) -> float:
+    """Return ``z * Phi(z)``."""
     return 0.5 * z * math.erfc(-z * ROOT_HALF)
 
 
 def gelu_tanh_derivative(z: float) -> float:
+    """Return ``s + z * s'``, with the sigmoid of `gelu_tanh` as ``s``."""
     s = sigmoid(2 * ROOT_2_PI * (z + CUBIC * z**3))
     return s + z * s * (1 - s) * 2 * ROOT_2_PI * (1 + 3 * CUBIC * z * z)
 
 
 def gelu_erf_derivative(z: float) -> float:
+    """Return ``Phi(z) + z * phi(z)``."""
     return 0.5 * math.erfc(-z * ROOT_HALF) + z * math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
 
 
 def silu_derivative(z: float) -> float:
+    """Return ``s * (1 + z * (1 - s))``."""
     return sigmoid(z) * (1 + z * sigmoid(-z))
 
 
@@ -192,6 +198,7 @@ def test_minus_infinity(dtype: str, namespace: str, strictly: None) -> None:
 
 
 def names_of(framework: TestFramework) -> list[str]:
+    """Return the activations that a framework has."""
     return [name for name in ACTIVATIONS if name != "gelu_erf" or framework.has_erf]
 
 

@@ -150,6 +150,7 @@ def calls(draw: st.DrawFn) -> Call:
 
 
 def planned(epilog: Epilog, flags: list[bool], arrays: dict[str, Placed], alpha: float, beta: float) -> Call:
+    """Return the call with its problem; a layout that the package refuses is no example."""
     specs = {name: arrays[name].spec for name in ("a", "b", "c", "bias") if name in arrays}
     if epilog.takes:
         specs[epilog.takes.name] = arrays["aux_in"].spec

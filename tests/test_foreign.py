@@ -27,6 +27,7 @@ def negated(x: torch.Tensor) -> torch.Tensor:
 
 
 def fake(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of shape and dtype alone."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
@@ -34,6 +35,7 @@ def fake(x: torch.Tensor) -> torch.Tensor:
 
 
 def dual(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with a tangent."""
     return torch.autograd.forward_ad.make_dual(x, x)
 
 

@@ -26,6 +26,7 @@ def process_default() -> Iterator[None]:
 
 
 def mixed() -> str:
+    """Return the option in force."""
     return options.current().mixed
 
 

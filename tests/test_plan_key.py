@@ -55,6 +55,7 @@ Variant = tuple[str, Arrays, dict[str, Any]]
 
 
 def halves(dtype: str) -> Arrays:
+    """Return the plain operands in another dtype."""
     return {name: x.astype(np_dtype(dtype)) for name, x in (("a", A), ("b", B), ("bias", BIAS))}
 
 
@@ -94,6 +95,7 @@ VARIANTS: dict[str, Variant] = {
 
 
 def expected(variant: Variant) -> Any:
+    """Return the float64 answer of a variant."""
     op, arrays, settings = variant
     chosen = {name: x for name, x in settings.items() if name not in ("out_dtype", "precision", "deterministic")}
     rest = {name: x for name, x in arrays.items() if name not in ("a", "b")}

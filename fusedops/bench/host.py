@@ -46,11 +46,15 @@ def host_table(rounds: int, calls: int) -> Table:
         raise ImportError(f"{error.name} is missing. {NO_NVMATH}") from error
     if not cupy.cuda.is_available():
         raise ImportError("there is no CUDA device here; the host benchmark measures launches on one.")
+    from ..engines.nvmath.peers import library_version
+
     with torch.no_grad():
         rows = {**_torch_rows(torch), **_cupy_rows(cupy), **_nvmath_rows(torch)}
         title = f"host time of relu(a @ b + bias), {_N} x {_N} float16, microseconds a call"
         device = torch.cuda.get_device_name()
-        return host_samples(title, device, rows, (ADDMM, LINEAR, STATEFUL), rounds, calls, torch.cuda.synchronize)
+        versions = {"CUDA driver": str(cupy.cuda.runtime.driverGetVersion()), "cuBLASLt": library_version()}
+        drain = torch.cuda.synchronize
+        return host_samples(title, device, versions, rows, (ADDMM, LINEAR, STATEFUL), rounds, calls, drain)
 
 
 def _torch_rows(torch: Any) -> Rows:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -45,6 +44,27 @@ class Table:
         """Return samples and medians as plain data."""
         return {**asdict(self), "medians": self.medians}
 
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Table:
+        """Return the table that `as_dict` gave."""
+        kept = {name: value for name, value in data.items() if name != "medians"}
+        return cls(**{**kept, "baselines": tuple(kept["baselines"])})
+
+    def markdown(self) -> str:
+        """Return the table as the documentation shows it."""
+        medians = self.medians
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items() if version)
+        lines = [
+            f"{self.title}; {self.device}, {self.date}; {versions}.",
+            "",
+            "| | us | " + " | ".join(f"/ {name}" for name in self.baselines) + " |",
+            "|---|" + "---|" * (1 + len(self.baselines)),
+        ]
+        for row, median in medians.items():
+            ratios = " | ".join(f"{median / medians[name]:.2f}" for name in self.baselines)
+            lines.append(f"| {row} | {median:.1f} | {ratios} |")
+        return "\n".join(lines)
+
     def __str__(self) -> str:
         medians = self.medians
         heads = "".join(f"{'/ ' + name:>28}" for name in self.baselines)
@@ -58,7 +78,8 @@ class Table:
 def host_samples(
     title: str,
     device: str,
-    rows: dict[str, Callable[[], object]],
+    versions: Mapping[str, str | None],
+    rows: Mapping[str, Callable[[], object]],
     baselines: tuple[str, ...],
     rounds: int,
     calls: int,
@@ -71,8 +92,8 @@ def host_samples(
     for _ in range(rounds):
         for row, call in rows.items():
             samples[row].append(_sample(call, calls, drain))
-    versions = {**support().versions, "platform": platform.platform()}
-    return Table(title, device, datetime.date.today().isoformat(), versions, samples, baselines)
+    everything = {**support().versions, **versions}
+    return Table(title, device, datetime.date.today().isoformat(), everything, samples, baselines)
 
 
 def _sample(call: Callable[[], object], calls: int, drain: Callable[[], object]) -> float:

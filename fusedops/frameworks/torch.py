@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import array_api_compat.torch
@@ -25,6 +25,11 @@ def _stream_of(ordinal: int) -> int:
 
 # The public way costs 4 us a call, PyTorch's own 0.1.
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_of)
+
+
+@lru_cache(maxsize=4096)
+def _spec_of(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, device: Any) -> ArraySpec:
+    return ArraySpec(tuple(shape), tuple(strides), name_of(dtype), Device(device.type, device.index or 0))
 
 
 class Torch(Framework):
@@ -53,8 +58,7 @@ class Torch(Framework):
             raise TypeError(f"its layout is {x.layout}; pass a dense tensor, x.to_dense().")
         if x.is_nested:
             raise TypeError("it is a nested tensor; pass a plain one, x.to_padded_tensor(0.0).")
-        device = Device(x.device.type, x.device.index or 0)
-        return ArraySpec(tuple(x.shape), tuple(x.stride()), name_of(x.dtype), device)
+        return _spec_of(x.shape, x.stride(), x.dtype, x.device)
 
     def view(self, x: Array) -> ArrayView:
         return ArrayView(self.spec(x), x.data_ptr(), False, x)

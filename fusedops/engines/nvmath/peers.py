@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from nvmath.bindings import cublasLt
 from nvmath.linalg.advanced import Matmul, MatmulEpilog, matmul
 
-__all__ = ["stateful_relu_bias", "stateless_relu_bias"]
+__all__ = ["library_version", "stateful_relu_bias", "stateless_relu_bias"]
 
 Array = Any
 Call = Callable[[], object]
+
+
+def library_version() -> str:
+    """Return the version of the cuBLASLt that is loaded, as it counts."""
+    return str(cublasLt.get_version())
 
 
 def stateless_relu_bias(a: Array, b: Array, bias: Array) -> Array:

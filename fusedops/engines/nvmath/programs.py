@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from itertools import product
 from typing import Any
@@ -15,19 +14,18 @@ import numpy as np
 from nvmath.bindings import cublasLt
 from nvmath.bindings.cublasLt import cuBLASLtError
 
-from ...column_form import ColumnForm, ColumnMatrix, column_form
+from ...column_form import ColumnForm, ColumnMatrix, bucketed, column_form
 from ...epilogs import Epilog
 from ...problem import Problem
 from ..guard import Traits, refusal
 from .descriptors import INVENTED, WORKSPACE_LIMIT, Descriptor, family
 
-__all__ = ["WORKSPACE_LIMIT", "Program", "bucketed", "cuBLASLtError", "plan_program", "sound_programs"]
+__all__ = ["WORKSPACE_LIMIT", "Program", "cuBLASLtError", "plan_program", "sound_programs"]
 
 BUCKETS_KEPT = 4096
 """Algorithms kept at most, about 1 KB each; the oldest half goes when there are more."""
 
 _CANDIDATES = 16
-_LAST_BUCKET_OF_ONE = 16
 _BIAS_POINTER = int(cublasLt.MatmulDescAttribute.BIAS_POINTER)
 _AUX_POINTER = int(cublasLt.MatmulDescAttribute.EPILOGUE_AUX_POINTER)
 _LAYOUT_ORDER = int(cublasLt.MatrixLayoutAttribute.ORDER)
@@ -167,27 +165,6 @@ def sound_programs(problem: Problem, alignment: int) -> Iterator[Program]:
             for found in _proposed(form, descriptor, layouts, _preference(alignment, scheme), _CANDIDATES):
                 if _is_sound(found, form):
                     yield Program(form, problem, descriptor, layouts, found)
-
-
-def bucketed(form: ColumnForm) -> ColumnForm | None:
-    """Return the form with the largest ``n`` (the caller's ``m``) of its bucket, or None where it stands for itself.
-
-    A bucket holds the extents that agree in their four leading bits, rounded up.
-    """
-    if form.batch_count > 1 or form.n <= _LAST_BUCKET_OF_ONE:
-        return None
-    step = 1 << max((form.n - 1).bit_length() - 4, 0)
-    largest = -(-form.n // step) * step
-    if largest == form.n:
-        return None
-
-    def stretched(matrix: ColumnMatrix) -> ColumnMatrix:
-        if matrix.transposed:
-            return replace(matrix, rows=largest, ld=max(matrix.ld, largest))
-        return replace(matrix, cols=largest)
-
-    c = None if form.C is None else stretched(form.C)
-    return replace(form, n=largest, B=stretched(form.B), C=c, D=stretched(form.D))
 
 
 _bucket_algorithms: dict[Any, _Found | None] = {}
