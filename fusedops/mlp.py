@@ -6,43 +6,33 @@ exactly 0 as in PyTorch and JAX; the other activations keep the pre-activation b
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 from .activations import check_activation
-from .dtypes import dtype_named, name_of
-from .epilogs import Epilog
 from .errors import OURS, named
-from .frameworks import Framework
-from .layout import batch_layout
-from .lead import Sources, join_lead, spec_of_argument
+from .lead import spec_of_argument
 from .lifetime import settle
-from .mlp_rules import check_cotangent, check_layers
+from .mlp_rules import check_cotangent
+from .mlp_steps import (
+    GRAD_OPERANDS,
+    OPERANDS,
+    How,
+    MlpSaved,
+    dpreact_and_dbias,
+    dweight_and_dbias,
+    folded,
+    hidden_layer,
+    join,
+    product,
+    saved_arrays,
+)
 from .operands import check_flag
-from .ops import call
 from .outputs import check_output_kinds, check_outputs
-from .problem import Settings
-from .residuals import padded_preact
 from .streams import launch_stream
 
 __all__ = ["MlpGrad", "MlpSaved", "mlp", "mlp_grad"]
 
 Array = Any
-
-
-class MlpSaved(NamedTuple):
-    """What `mlp` keeps for `mlp_grad`.
-
-    Attributes
-    ----------
-    hidden : array, (..., m, hidden)
-        The activated hidden layer.
-    preact : array, (..., m, round_up(hidden, 8)), or None
-        The hidden layer before the activation, padded as ``gelu_aux`` is; None for "relu" and None.
-    """
-
-    hidden: Array
-    preact: Array | None
 
 
 class MlpGrad(NamedTuple):
@@ -53,20 +43,6 @@ class MlpGrad(NamedTuple):
     dw2: Array
     db1: Array | None
     db2: Array | None
-
-
-class _How(NamedTuple):
-    """The options that every product of an mlp shares."""
-
-    activation: str | None
-    transpose_w1: bool
-    transpose_w2: bool
-    precision: str | None
-    deterministic: bool | None
-
-
-_OPERANDS = ("x", "w1", "w2", "b1", "b2")
-_GRAD_OPERANDS = ("x", "w1", "w2", "dout", "b1", "b2", "saved.hidden", "saved.preact")
 
 
 def mlp(
@@ -136,7 +112,7 @@ def mlp(
     (2, 4)
     """
     if stream is not None:
-        with launch_stream("mlp", stream, (x, w1, w2, b1, b2), _OPERANDS, 3):
+        with launch_stream("mlp", stream, (x, w1, w2, b1, b2), OPERANDS, 3):
             return mlp(
                 x,
                 w1,
@@ -151,19 +127,19 @@ def mlp(
                 save=save,
                 out=out,
             )
-    how = _How(activation, transpose_w1, transpose_w2, precision, deterministic)
+    how = How(activation, transpose_w1, transpose_w2, precision, deterministic)
     try:
         check_activation(activation)
         check_flag("save", save)
-        framework, (x, w1, w2, b1, b2), sources = _join(_OPERANDS, (x, w1, w2, b1, b2), 3, how)
+        framework, (x, w1, w2, b1, b2), sources = join(OPERANDS, (x, w1, w2, b1, b2), 3, how)
         if out is not None:
             check_output_kinds(framework, {"out": out})
-            check_outputs(framework, (x, w1, w2, b1, b2), {"out": out}, _OPERANDS)
+            check_outputs(framework, (x, w1, w2, b1, b2), {"out": out}, OPERANDS)
     except OURS as error:
         raise named("mlp", error) from error.__cause__
-    saved = _hidden("mlp", framework, x, w1, b1, how, save)
+    saved = hidden_layer("mlp", framework, x, w1, b1, how, save)
     second = "mlp, second layer (a is the hidden layer, b is w2, bias is b2)"
-    result = _product(second, how, saved.hidden, w2, bias=b2, transpose_b=transpose_w2, out=out)
+    result = product(second, how, saved.hidden, w2, bias=b2, transpose_b=transpose_w2, out=out)
     if sources:
         settle(framework, framework.device(result), (result, *saved), sources)
     return (result, saved) if save else result
@@ -216,7 +192,7 @@ def mlp_grad(
     is that of `matmul`.
     """
     if stream is not None:
-        with launch_stream("mlp_grad", stream, (x, w1, w2, dout, b1, b2), _GRAD_OPERANDS[:6], 4):
+        with launch_stream("mlp_grad", stream, (x, w1, w2, dout, b1, b2), GRAD_OPERANDS[:6], 4):
             return mlp_grad(
                 dout,
                 x,
@@ -231,145 +207,29 @@ def mlp_grad(
                 precision=precision,
                 deterministic=deterministic,
             )
-    how = _How(activation, transpose_w1, transpose_w2, precision, deterministic)
+    how = How(activation, transpose_w1, transpose_w2, precision, deterministic)
     try:
         check_activation(activation)
-        operands = (x, w1, w2, dout, b1, b2, *_saved_arrays(saved, activation))
-        framework, operands, sources = _join(_GRAD_OPERANDS, operands, 4, how)
-        given = {name: array for name, array in zip(_GRAD_OPERANDS, operands, strict=True) if array is not None}
+        operands = (x, w1, w2, dout, b1, b2, *saved_arrays(saved, activation))
+        framework, operands, sources = join(GRAD_OPERANDS, operands, 4, how)
+        given = {name: array for name, array in zip(GRAD_OPERANDS, operands, strict=True) if array is not None}
         specs = {name: spec_of_argument(name, array, framework) for name, array in given.items()}
         check_cotangent(specs, transpose_w1, transpose_w2)
     except OURS as error:
         raise named("mlp_grad", error) from error.__cause__
     x, w1, w2, dout, b1, b2 = operands[:6]
-    saved = MlpSaved(*operands[6:]) if saved else _hidden("mlp_grad", framework, x, w1, b1, how, save=True)
+    saved = MlpSaved(*operands[6:]) if saved else hidden_layer("mlp_grad", framework, x, w1, b1, how, save=True)
     rows = {"dout": dout, "x": x, "saved.hidden": saved.hidden, "saved.preact": saved.preact}
-    flat = {name: _folded("mlp_grad", name, array, framework) for name, array in rows.items()}
+    flat = {name: folded("mlp_grad", name, array, framework) for name, array in rows.items()}
     flat_saved = MlpSaved(flat["saved.hidden"], flat["saved.preact"])
-    dpreact, db1 = _dpreact(framework, flat["dout"], w2, flat_saved, how, b1 is not None)
+    dpreact, db1 = dpreact_and_dbias(framework, flat["dout"], w2, flat_saved, how, b1 is not None)
     left_right = {"saved.hidden": flat_saved.hidden, "dout": flat["dout"]}
-    dw2, db2 = _dweight("dw2", left_right, transpose_w2, b2 is not None, how)
-    dw1, _ = _dweight("dw1", {"x": flat["x"], "dpreact": dpreact}, transpose_w1, False, how)
-    dx = _product("mlp_grad, dx (a is dpreact, b is w1)", how, dpreact, w1, transpose_b=not transpose_w1)
+    dw2, db2 = dweight_and_dbias("dw2", left_right, transpose_w2, b2 is not None, how)
+    dw1, _ = dweight_and_dbias("dw1", {"x": flat["x"], "dpreact": dpreact}, transpose_w1, False, how)
+    dx = product("mlp_grad, dx (a is dpreact, b is w1)", how, dpreact, w1, transpose_b=not transpose_w1)
     if tuple(dx.shape) != tuple(x.shape):
         dx = framework.reshape(dx, tuple(x.shape))
     grads = MlpGrad(dx, dw1, dw2, db1, db2)
     if sources:
         settle(framework, framework.device(dx), grads, sources)
     return grads
-
-
-# The products and what stands between them ---------------------------------------------------------------------------
-
-
-def _product(
-    op: str, how: _How, a: Array, b: Array, *, bias: Any = None, gelu_aux: Any = None, out: Any = None, **settings: Any
-) -> Any:
-    """Return one product with the options that all of them share."""
-    chosen = Settings(precision=how.precision, deterministic=how.deterministic, **settings)
-    return call(op, chosen, (a, b, bias, None, None, gelu_aux), 1.0, 1.0, out, None, None)
-
-
-def _join(
-    names: tuple[str, ...], operands: tuple[Array, ...], required: int, how: _How
-) -> tuple[Framework, tuple[Array, ...], Sources]:
-    """Return the lead, the operands as its arrays, and those whose memory is foreign; check what is cheap."""
-    check_flag("transpose_w1", how.transpose_w1)
-    check_flag("transpose_w2", how.transpose_w2)
-    lead, joined, sources = join_lead(operands, names, required)
-    framework = lead.framework
-    if not framework.makes_results:
-        raise TypeError(
-            f"{framework.name} arrays come with no way to make a new one, for the hidden layer. Pass arrays of NumPy, "
-            "PyTorch, JAX or CuPy."
-        )
-    shapes = {name: _shape(x, framework) for name, x in zip(names, joined, strict=True) if x is not None}
-    check_layers(shapes, how.transpose_w1, how.transpose_w2)
-    return framework, joined, sources
-
-
-def _shape(x: Array, framework: Framework) -> tuple[int, ...]:
-    return tuple(x.shape) if hasattr(x, "shape") else framework.spec(x).shape
-
-
-def _saved_arrays(saved: MlpSaved | None, activation: str | None) -> tuple[Array | None, Array | None]:
-    """Return what was saved; the pre-activation must be there for the activations whose derivative reads it."""
-    if saved is None:
-        return None, None
-    if not isinstance(saved, MlpSaved):
-        raise TypeError(f"saved is a {type(saved).__name__}, expected the MlpSaved of mlp(..., save=True).")
-    if saved.hidden is None:
-        raise ValueError("saved.hidden is None, expected an array. Pass what mlp(..., save=True) gave.")
-    if activation in (None, "relu"):
-        return saved.hidden, None
-    if saved.preact is None:
-        raise ValueError(
-            f'saved.preact is None, and activation "{activation}" reads it. Pass what mlp saved with this activation.'
-        )
-    return saved.hidden, saved.preact
-
-
-def _hidden(op: str, framework: Framework, x: Array, w1: Array, b1: Array | None, how: _How, save: bool) -> MlpSaved:
-    """Return the hidden layer, with the pre-activation where it is to be saved and the activation needs it."""
-    op = f"{op}, first layer (a is x, b is w1, bias is b1)"
-    activation, transpose = how.activation, how.transpose_w1
-    if not save or activation in (None, "relu"):
-        return MlpSaved(_product(op, how, x, w1, bias=b1, activation=activation, transpose_b=transpose), None)
-    if activation == "gelu_tanh":
-        epilog = Epilog.GELU_AUX if b1 is None else Epilog.GELU_AUX_BIAS
-        hidden, aux = _product(op, how, x, w1, bias=b1, epilog=epilog, transpose_b=transpose)
-        return MlpSaved(hidden, aux["gelu_aux"])
-    preact = framework.enter(_product(op, how, x, w1, bias=b1, transpose_b=transpose))
-    dtype = name_of(preact.dtype)
-    hidden = getattr(framework, str(activation))(framework.astype(preact, str(dtype_named(dtype).compute)))
-    padded = framework.pad_last(preact, padded_preact(preact.shape[-1]))
-    return MlpSaved(framework.leave(framework.astype(hidden, dtype)), framework.leave(padded))
-
-
-def _dpreact(
-    framework: Framework, dout: Array, w2: Array, saved: MlpSaved, how: _How, with_bias: bool
-) -> tuple[Array, Array | None]:
-    """Return the gradient of the pre-activation, (m, hidden), and its sum over m, (hidden,)."""
-    op, transpose = "mlp_grad, dpreact (a is dout, b is w2)", not how.transpose_w2
-    if how.activation == "gelu_tanh":
-        epilog = Epilog.DGELU_BGRAD if with_bias else Epilog.DGELU
-        result = _product(op, how, dout, w2, gelu_aux=saved.preact, epilog=epilog, transpose_b=transpose)
-        return (result[0], result[1]["dgelu_bgrad"]) if with_bias else (result, None)
-    dhidden = framework.enter(_product(op, how, dout, w2, transpose_b=transpose))
-    dtype = name_of(dhidden.dtype)
-    compute = str(dtype_named(dtype).compute)
-    value = framework.astype(dhidden, compute)
-    if how.activation == "relu":
-        value = framework.where_positive(value, framework.enter(saved.hidden))
-    elif how.activation is not None:
-        preact = framework.enter(saved.preact)[..., : value.shape[-1]]
-        value = value * framework.activation_derivative(how.activation, framework.astype(preact, compute))
-    dpreact = framework.leave(framework.astype(value, dtype))
-    if not with_bias:
-        return dpreact, None
-    return dpreact, framework.leave(framework.astype(framework.sum(value, axis=-2, keepdims=False), dtype))
-
-
-def _dweight(
-    name: str, left_right: dict[str, Array], transposed: bool, with_bias: bool, how: _How
-) -> tuple[Array, Array | None]:
-    """Return ``left^T @ right``, or its transpose, and the sum of ``right`` over its rows where it is asked for."""
-    (a_name, a), (b_name, b) = reversed(left_right.items()) if transposed else left_right.items()
-    op = f"mlp_grad, {name} (a is {a_name}, b is {b_name})"
-    if not with_bias:
-        return _product(op, how, a, b, transpose_a=True), None
-    epilog = Epilog.BGRADA if transposed else Epilog.BGRADB
-    dweight, aux = _product(op, how, a, b, epilog=epilog, transpose_a=True)
-    return dweight, next(iter(aux.values()))
-
-
-def _folded(op: str, name: str, x: Array | None, framework: Framework) -> Array | None:
-    """Return ``(..., m, k)`` as ``(rows, k)`` over the same memory."""
-    if x is None or len(x.shape) == 2:
-        return x
-    spec = framework.spec(framework.enter(x))
-    try:
-        batch_layout(name, spec.shape[:-1], spec.strides[:-1], spec.shape[:-1])
-        return framework.reshape(x, (math.prod(spec.shape[:-1]), spec.shape[-1]))
-    except OURS as error:
-        raise named(op, error) from error.__cause__

@@ -1,32 +1,19 @@
-"""The door: `matmul`, `epilog_matmul` and `plan`, and the steps that every call takes.
-
-A call finds its lead and lets foreign operands in (`lead.py`), looks up its plan by the arrays' signatures
-(`plans.py`), runs it, and gives an error the name of the op, once.
-"""
+"""The door: `matmul`, `epilog_matmul`, `plan` and `explain`, with what each takes, gives and raises."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
+from .calls import AuxOut, call, new_plan
 from .epilogs import Epilog, epilog_named
-from .errors import OURS, named
+from .errors import named
 from .explanation import Explanation
-from .frameworks import Framework, kind_by_type
-from .lead import are_of_one_type, join_lead
-from .lifetime import settle
-from .plan_cache import PlanCache, key_of
-from .plans import Plan, make_plan
+from .plans import Plan
 from .problem import Settings
-from .streams import launch_stream
 
-__all__ = ["call", "epilog_matmul", "explain", "matmul", "plan"]
+__all__ = ["epilog_matmul", "explain", "matmul", "plan"]
 
 Array = Any
-Operands = tuple[Array, ...]
-AuxOut = Mapping[str, Array] | None
-
-_plans = PlanCache()
 
 
 def matmul(
@@ -266,7 +253,7 @@ def plan(
     (2, 4)
     """
     settings = Settings(epilog, activation, transpose_a, transpose_b, out_dtype, precision, deterministic)
-    return _new_plan("plan", settings, (a, b, bias, c, relu_aux, gelu_aux), out, aux_out)
+    return new_plan("plan", settings, (a, b, bias, c, relu_aux, gelu_aux), out, aux_out)
 
 
 def explain(
@@ -304,75 +291,5 @@ def explain(
         Where the call itself would.
     """
     settings = Settings(epilog, activation, transpose_a, transpose_b, out_dtype, precision, deterministic)
-    with _new_plan("explain", settings, (a, b, bias, c, relu_aux, gelu_aux), None, None) as made:
+    with new_plan("explain", settings, (a, b, bias, c, relu_aux, gelu_aux), None, None) as made:
         return made.explain()
-
-
-# The steps of a call --------------------------------------------------------------------------------------------------
-
-
-def call(
-    op: str,
-    settings: Settings,
-    operands: Operands,
-    alpha: float,
-    beta: float,
-    out: Array | None,
-    aux_out: AuxOut,
-    stream: int | None,
-) -> Any:
-    """Return what the caller of ``op`` gets."""
-    if stream is not None:
-        with launch_stream(op, stream, operands):
-            return call(op, settings, operands, alpha, beta, out, aux_out, None)
-    try:
-        kind = kind_by_type(type(operands[0])) if are_of_one_type(operands) else None
-        if kind is not None:
-            framework, sources = kind.framework, None
-        else:
-            lead, operands, sources = join_lead(operands)
-            framework = lead.framework
-        if settings.precision is None:
-            settings = _with_precision(settings, framework, operands[0])
-        made = _planned(framework, settings, operands, out, aux_out)
-        if out is None and aux_out is None and made.launch is not None and type(alpha) is type(beta) is float:
-            results = made.launch(operands, alpha, beta, None, None)
-        else:
-            results = made.run(operands, alpha, beta, out, aux_out)
-    except OURS as error:
-        raise named(op, error) from error.__cause__
-    if sources:
-        settle(framework, made.problem.device, results, sources)
-    return results[0] if made.gives is None else made.packed(results)
-
-
-def _with_precision(settings: Settings, framework: Framework, a: Array) -> Settings:
-    """Return the settings with the framework's own precision of float32 products, where the caller gives none."""
-    if settings.precision is not None:
-        return settings
-    precision = framework.float32_precision(a)
-    return settings if precision is None else settings._replace(precision=precision)
-
-
-def _new_plan(op: str, settings: Settings, operands: Operands, out: Array | None, aux_out: AuxOut) -> Plan:
-    """Return a plan of its own, which no cache shares, for the caller of ``op``."""
-    try:
-        if settings.epilog is not None and settings.activation is not None:
-            raise ValueError("epilog and activation are both given. Leave one of them out.")
-        lead, joined, _ = join_lead(operands)
-        settings = _with_precision(settings, lead.framework, joined[0])
-        return make_plan(lead.framework, settings, joined, out, aux_out)
-    except OURS as error:
-        raise named(op, error) from error.__cause__
-
-
-def _planned(framework: Framework, settings: Settings, operands: Operands, out: Array | None, aux_out: AuxOut) -> Plan:
-    try:
-        key = key_of(framework, settings, operands, out, aux_out)
-        made = _plans.get(key)
-    except (TypeError, ValueError, AttributeError, BufferError, RuntimeError):
-        # What cannot be part of a key cannot be part of a problem; planning says which argument it is, and why.
-        return make_plan(framework, settings, operands, out, aux_out)
-    if made is not None:
-        return made
-    return _plans.get_or_make(key, lambda: make_plan(framework, settings, operands, out, aux_out))

@@ -149,9 +149,9 @@ def test_overwriting_a_source_does_not_change_the_result() -> None:
 
 def test_without_waiting_the_result_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail: where the call does not wait, some result is that of the overwritten operand."""
-    from fusedops import ops
+    from fusedops import calls
 
-    monkeypatch.setattr(ops, "settle", lambda *_: None)
+    monkeypatch.setattr(calls, "settle", lambda *_: None)
     jax.block_until_ready(big_call_then_overwrite())
     assert any(np.asarray(big_call_then_overwrite()).max() != BIG for _ in range(20))
 

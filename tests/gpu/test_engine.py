@@ -19,7 +19,7 @@ from running import call, check, check_result
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusedops
-from fusedops import Epilog, ops
+from fusedops import Epilog, calls
 from fusedops.engines import guard
 from fusedops.engines.cells import SPLIT_CELLS, split_cell
 from fusedops.engines.nvmath import descriptors, plan_program, programs, sound_programs
@@ -298,7 +298,7 @@ def test_verify_catches_a_wrong_algorithm(monkeypatch: pytest.MonkeyPatch) -> No
     """With the guard off, `verify` is what keeps the algorithm out that drops the tail of k."""
     monkeypatch.setattr(guard, "KNOWN_BAD", ())
     monkeypatch.setattr(programs, "_bucket_algorithms", {})
-    ops._plans.clear()
+    calls._plans.clear()
     caught = 0
     with fusedops.options(verify=True):
         for m, n, k, dtype in _tail_problems():
