@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .arrays import Device
-from .cuda import Event, is_capturing
+from .cuda import Event, is_capturing, on_device
 from .frameworks import Framework
 
 __all__ = ["held_count", "keep_until_read", "settle"]
@@ -52,7 +52,6 @@ def settle(lead: Framework, device: Device, results: tuple[Array, ...], sources:
     sources : list of (Framework, array)
         The foreign operands with their frameworks.
     """
-    _drop_what_is_done()
     if lead.name == "jax":
         _settle_in_xla(lead, results, sources)
     elif device.kind == "cuda":
@@ -64,12 +63,13 @@ def keep_until_read(stream: int, device: Device, sources: list[tuple[Framework, 
 
     Not inside a capture: a graph reads its operands at every replay, and who replays it must keep them.
     """
-    if is_capturing(stream):
-        return
-    event = Event(stream)
-    for framework in {framework for framework, _ in sources}:
-        if framework.makes_own_streams:
-            framework.wait_for(event, device, stream)
+    with on_device(device.ordinal):  # an event belongs to the device that is current when it is made
+        if is_capturing(stream):
+            return  # before any event is asked, which would spoil the capture
+        event = Event(stream)
+        for framework in {framework for framework, _ in sources}:
+            if framework.makes_own_streams:
+                framework.wait_for(event, device, stream)
     _hold(event.done, sources)
 
 
@@ -86,10 +86,16 @@ def _settle_in_xla(lead: Framework, results: tuple[Array, ...], sources: list[tu
         for result in given:
             lead.wait(result)
     elif given and hasattr(given[0], "is_ready"):
-        _hold(lambda: all(result.is_ready() for result in given), sources)
+        _hold(lambda: all(_is_ready(result) for result in given), sources)
+
+
+def _is_ready(result: Array) -> bool:
+    """Return whether a JAX result has been computed; one that was donated or deleted may no longer be asked."""
+    return bool(result.is_deleted() or result.is_ready())
 
 
 def _hold(done: Callable[[], bool], what: Any) -> None:
+    _drop_what_is_done()
     with _lock:
         _held.append((done, what))
 

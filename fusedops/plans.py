@@ -154,17 +154,18 @@ class Plan:
 
     def run(self, operands: Operands, alpha: float, beta: float, out: Array, aux_out: AuxOut) -> Results:
         """Compute with operands of the lead, in the order of `OPERANDS`, that have the planned signatures."""
-        if self.launch is None:
+        launch = self.launch  # once: another thread may free the plan
+        if launch is None:
             raise RuntimeError("the plan was freed. Make a new one.")
         if type(alpha) is not float or type(beta) is not float:
             alpha, beta = _real("alpha", alpha), _real("beta", beta)
         if out is None and not aux_out:
-            return self.launch(operands, alpha, beta, None, None)
+            return launch(operands, alpha, beta, None, None)
         aux = next(iter(aux_out.values())) if aux_out else None
         if not self._apart(operands, out, aux):
             outputs = {f'aux_out["{name}"]': x for name, x in (aux_out or {}).items()}
             check_outputs(self.framework, operands, outputs if out is None else {"out": out, **outputs})
-        return self.launch(operands, alpha, beta, out, aux)
+        return launch(operands, alpha, beta, out, aux)
 
     def _apart(self, operands: Operands, out: Array | None, aux: Array | None) -> bool:
         """Return whether the outputs may surely be written: a quick look, before the slow one of `check_outputs`."""

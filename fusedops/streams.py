@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .arrays import Device
+from .cuda import on_device
 from .errors import OURS, named
 from .frameworks import Framework
 from .lead import lead_of, spec_of_argument
@@ -41,7 +42,7 @@ def launch_stream(
     except OURS as error:
         raise named(op, error) from error.__cause__
     before = framework.current_stream(device) if framework.makes_own_streams else None
-    with framework.on_stream(address, device):
+    with on_device(device.ordinal), framework.on_stream(address, device):  # CuPy's is that of the current device
         yield
     if before != address:
         keep_until_read(address, device, [(framework, x) for x in operands if x is not None])

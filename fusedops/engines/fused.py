@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..cuda import device_getter, is_capturing, on_device
+from ..dtypes import dtype_named
 from ..frameworks import Framework
 from ..options import current_options
 from ..problem import Problem
@@ -38,6 +39,7 @@ class Fused:
         # A sum goes where a bias would be read; a mask or pre-activation has a place of its own.
         gives = problem.epilog.gives
         self._sums = gives is not None and gives.format.startswith("sum")
+        self._steps = _MAX_ALIGNMENT | _unasked_steps(problem)
         # What every call asks for, looked up once.
         self._ordinal = problem.device.ordinal
         self._current_device = device_getter()
@@ -70,7 +72,7 @@ class Fused:
         if self._current_device() != self._ordinal:
             with on_device(self._ordinal):
                 return self(operands, alpha, beta, out, aux_out)
-        self._check_launch(operands)
+        self._check_launch((*operands, out, aux_out))
         a, b, bias, c, relu_aux, gelu_aux = operands
         pointer = self._pointer
         at_a, at_b = pointer(a), pointer(b)
@@ -97,7 +99,7 @@ class Fused:
         if not (at_a and at_b and at_out):
             # A fake tensor, a distributed one, a zero that was never materialised.
             raise TypeError("an operand or out has no memory of its own; pass plain arrays.")
-        joined = at_a | at_b | at_out | at_bias | at_aux | at_c | _MAX_ALIGNMENT
+        joined = at_a | at_b | at_out | at_bias | at_aux | at_c | self._steps
         program = self._programs.get(joined & -joined) or self.program(joined & -joined)
         at_workspace = 0
         if program.workspace:
@@ -110,3 +112,16 @@ class Fused:
         if self._second is not None:
             self.framework.apply_in_place(self._second, out)
         return out, aux_out
+
+
+def _unasked_steps(problem: Problem) -> int:
+    """Return the bytes from item to item of a bias or a sum: the heuristic asks the alignment of matrices alone."""
+    if problem.batch_count <= 1:
+        return 0
+    itemsize = dtype_named(problem.out.dtype).itemsize
+    if problem.bias is not None:
+        return problem.bias.stride * itemsize
+    gives = problem.epilog.gives
+    if gives is None or not gives.format.startswith("sum"):
+        return 0
+    return (problem.m if gives.format == "sum_a_over_k" else problem.n) * itemsize

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..arrays import ArraySpec
+from ..cuda import on_device
 from ..epilogs import Epilog
 from ..frameworks import Framework
 from ..layout import BatchLayout, MatrixLayout
@@ -45,8 +46,9 @@ class Split(Reference):
     def __call__(
         self, operands: tuple[Array, ...], alpha: float, beta: float, out: Array | None, aux_out: Array | None
     ) -> Results:
-        self.framework.check_launch(operands)
-        return super().__call__(operands, alpha, beta, out, aux_out)
+        self.framework.check_launch((*operands, out, aux_out))
+        with on_device(self.problem.device.ordinal):  # where CuPy computes, wherever its operands are
+            return super().__call__(operands, alpha, beta, out, aux_out)
 
     def _product(self, a: Array, b: Array) -> Array:
         if self._fused is None:

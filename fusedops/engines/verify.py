@@ -1,8 +1,8 @@
 """``options(verify=True)``: a plan's program is run on known data before it is trusted.
 
-Every epilog is made neutral (bias 0, masks full, pre-activations where the derivative is 1), and the operands are such
-that the last terms of k alone count: each element of the result must be their number. A kernel that drops the end of
-k, which cuBLASLt is known to have, gives another.
+Every epilog is made neutral (bias 0, masks full, values and pre-activations where an activation and its derivative are
+1 to 1), and the operands are such that the last terms of k alone count: each element of the result must be their sum. A
+kernel that drops the end of k, which cuBLASLt is known to have, gives another.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["verify"]
 Array = Any
 _TAIL = 8
 _FLAT = 32.0
-"""A pre-activation at which gelu_tanh's derivative is 1 to the last bit."""
+"""A pre-activation that gelu_tanh leaves as it is, with a derivative of 1, to the last bit."""
 
 
 def verify(problem: Problem, program: Program) -> None:
@@ -35,7 +35,7 @@ def verify(problem: Problem, program: Program) -> None:
     if wrong != 0:
         raise RuntimeError(
             f"algorithm {program.algorithm_id} with split_k={program.split_k} gives wrong results on {problem}: off by "
-            f"{wrong} where {min(_TAIL, problem.k)} is right. Please report it with this line."
+            f"{wrong} where {_right(problem)} is right. Please report it with this line."
         )
 
 
@@ -44,13 +44,18 @@ def _largest_error(problem: Problem, program: Program, stream: Any) -> float:
     b, at_b = _matrix(problem.b)
     out, at_out = _matrix(problem.out)
     a[..., -_TAIL:] = 1
-    b[...] = 1
+    b[...] = _FLAT
     out[...] = np.nan
     bias, aux = _bias_or_sum(problem), _aux(problem)
     workspace = cupy.empty(max(program.workspace, 1), cupy.uint8)
     at_bias, at_aux = (0 if x is None else int(x.data.ptr) for x in (bias, aux))
     program.launch(at_a, at_b, at_out, at_out, at_bias, at_aux, int(workspace.data.ptr), 1.0, 0.0, int(stream.ptr))
-    return float(cupy.abs(out.astype(np.float64) - min(_TAIL, problem.k)).max())
+    return float(cupy.abs(out.astype(np.float64) - _right(problem)).max())
+
+
+def _right(problem: Problem) -> float:
+    """Return what each element of the result must be: exact in every dtype."""
+    return _FLAT * min(_TAIL, problem.k)
 
 
 def _matrix(operand: Operand) -> tuple[Array, int]:

@@ -10,12 +10,17 @@ import array_api_compat.cupy
 import cupy
 
 from ..arrays import ArraySpec, ArrayView, Device
+from ..cuda import is_capturing
 from ..dlpack import numpy_dtype
 from ..dtypes import name_of
 from .base import Framework
 from .numpy import _in_elements
 
 Array = Any
+
+_written_by_graphs: list[Array] = []
+"""Workspaces of captured launches, never freed: a graph writes to its own at every replay, and CuPy's memory pool, which
+would give it to others, knows nothing of graphs."""
 
 
 class _Stream:
@@ -67,7 +72,10 @@ class CuPy(Framework):
         return lambda like: cupy.empty(shape, dtype)
 
     def scratch(self, size: int, like: Array) -> Array:
-        return cupy.empty(size, cupy.uint8)
+        workspace = cupy.empty(size, cupy.uint8)
+        if is_capturing(cupy.cuda.get_current_stream().ptr):
+            _written_by_graphs.append(workspace)
+        return workspace
 
     def dtype(self, name: str) -> Any:
         return numpy_dtype(name) if name == "bfloat16" else cupy.dtype(name)

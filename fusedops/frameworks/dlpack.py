@@ -106,7 +106,9 @@ class DLPackProducer(NumPy):
         return empty
 
     def scratch(self, size: int, like: Array) -> Array:
-        return _gpu().scratch(size, like)
+        device = self.device(like)
+        with _gpu().on_stream(self.current_stream(device), device):  # CuPy reuses memory in the order of that stream
+            return _gpu().scratch(size, like)
 
     def apply_in_place(self, activation: str, x: Array) -> None:
         self.enter(x)  # says why not

@@ -326,6 +326,7 @@ def test_a_dlpack_producer_on_a_gpu() -> None:
         fusedops.matmul(*theirs[:2], out=theirs[3])
 
 
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 def test_memory_that_is_not_the_values_is_refused() -> None:
     """A lazily negated view and a fake tensor never reach a launch, though a plan for their like exists."""
     a = torch.randn(16, 16, device="cuda", dtype=torch.float32)
