@@ -40,8 +40,12 @@ class Event:
 
 
 def is_capturing(stream: int) -> bool:
-    """Return whether work on ``stream`` is being captured into a graph."""
-    return bool(_runtime().streamIsCapturing(stream))
+    """Return whether work on ``stream`` is being captured into a graph, or may not be queued beside another capture."""
+    runtime = _runtime()
+    try:
+        return bool(runtime.streamIsCapturing(stream))
+    except runtime.CUDARuntimeError:  # the legacy stream, while another stream captures
+        return True
 
 
 def device_getter() -> Callable[[], int]:

@@ -74,7 +74,10 @@ def join_lead(
         name: _join(name, x, kinds[name], lead, lead_device) if name in kinds else None for name, x in named.items()
     }
     own = (lead.framework.name, "numpy")
-    sources = [(kind.framework, named[name]) for name, kind in kinds.items() if kind.framework.name not in own]
+    foreign = [name for name, kind in kinds.items() if kind.framework.name not in own]
+    # Both the array and what it was imported as: dropping the import may let its owner write to the memory.
+    sources = [(kinds[name].framework, named[name]) for name in foreign]
+    sources += [(lead.framework, joined[name]) for name in foreign]
     return lead, tuple(joined.values()), sources
 
 

@@ -37,7 +37,8 @@ def matmul(
     """Compute ``activation(alpha * a @ b + beta * c + bias)`` as one fused product.
 
     The product is summed, and everything after it computed, in float32 (float64 for float64 operands); the result is
-    rounded once, to ``out_dtype``.
+    rounded once, to ``out_dtype``. On a GPU, "gelu_erf" and "silu" are applied to the rounded pre-activation, as by the
+    framework's own two steps.
 
     Parameters
     ----------
@@ -53,7 +54,7 @@ def matmul(
     c : array, (..., m, n), optional
         Added to the product, of the result's dtype, rows contiguous. Not read where ``beta`` is 0.
     alpha, beta : float
-        Factors of the product and of ``c``.
+        Factors of the product and of ``c``. An ``alpha`` of 0 does not promise that NaN in ``a`` or ``b`` is not read.
     transpose_a, transpose_b : bool
         Read the operand's last two axes in the other order, without a copy.
     out_dtype : dtype or str, optional

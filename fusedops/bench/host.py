@@ -49,7 +49,7 @@ def host_table(rounds: int, calls: int) -> Table:
     from ..engines.nvmath.peers import library_version
 
     with torch.no_grad():
-        rows = {**_torch_rows(torch), **_cupy_rows(cupy), **_nvmath_rows(torch)}
+        rows = {**_torch_rows(torch, (rounds + 1) * calls), **_cupy_rows(cupy), **_nvmath_rows(torch)}
         title = f"host time of relu(a @ b + bias), {_N} x {_N} float16, microseconds a call"
         device = torch.cuda.get_device_name()
         versions = {"CUDA driver": str(cupy.cuda.runtime.driverGetVersion()), "cuBLASLt": library_version()}
@@ -57,12 +57,12 @@ def host_table(rounds: int, calls: int) -> Table:
         return host_samples(title, device, versions, rows, (ADDMM, LINEAR, STATEFUL), rounds, calls, drain)
 
 
-def _torch_rows(torch: Any) -> Rows:
+def _torch_rows(torch: Any, new_shapes: int) -> Rows:
     a, b = (torch.randn(_N, _N, device="cuda").half() for _ in range(2))
     bias, out, stored = torch.randn(_N, device="cuda").half(), torch.empty_like(a), b.T.contiguous()
     linear = torch.nn.functional.linear
     plan = fusedops.plan(a, b, bias=bias, activation="relu")
-    tall = torch.randn(1 << 16, _N, device="cuda").half()
+    tall = torch.randn(_FIRST_NEW_M + new_shapes, _N, device="cuda").half()
     lengths = count(_FIRST_NEW_M)
     return {
         ADDMM: lambda: torch._addmm_activation(bias, a, b),

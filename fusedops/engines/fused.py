@@ -19,8 +19,8 @@ Array = Any
 
 _MAX_ALIGNMENT = 16
 NO_PLAN_WHILE_CAPTURING = (
-    "no plan for this problem yet, and a stream capture is running. Call the function once with these shapes before "
-    "capturing."
+    "no plan for this problem yet, or none for arrays aligned like these, and a stream capture is running. Call the "
+    "function once with these arrays before capturing."
 )
 
 
@@ -35,7 +35,6 @@ class Fused:
         self.framework = framework
         self._programs: dict[int, Program] = {}
         self._second = problem.activation
-        self._has_aux = problem.aux_spec is not None
         # A sum goes where a bias would be read; a mask or pre-activation has a place of its own.
         gives = problem.epilog.gives
         self._sums = gives is not None and gives.format.startswith("sum")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..arrays import ArraySpec
-from ..cuda import on_device
+from ..cuda import is_capturing, on_device
 from ..epilogs import Epilog
 from ..frameworks import Framework
 from ..layout import BatchLayout, MatrixLayout
@@ -20,6 +20,11 @@ from .reference import Reference
 __all__ = ["Split"]
 
 Array = Any
+
+NO_STEPS_WHILE_CAPTURING = (
+    "this problem is computed in steps, and a stream capture is running; the memory between the steps would go to others "
+    "while the graph still writes to it. Capture it with PyTorch, whose memory pools know of graphs."
+)
 
 
 class Split(Reference):
@@ -48,6 +53,10 @@ class Split(Reference):
     ) -> Results:
         self.framework.check_launch((*operands, out, aux_out))
         with on_device(self.problem.device.ordinal):  # where CuPy computes, wherever its operands are
+            if not self.framework.keeps_graph_memory and is_capturing(
+                self.framework.current_stream(self.problem.device)
+            ):
+                raise RuntimeError(NO_STEPS_WHILE_CAPTURING)
             return super().__call__(operands, alpha, beta, out, aux_out)
 
     def _product(self, a: Array, b: Array) -> Array:

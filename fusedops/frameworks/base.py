@@ -40,6 +40,8 @@ class Framework:
         Whether it can allocate a result, so that ``out=`` may be left out.
     makes_own_streams : bool
         Whether its owner may go on working with an array on a current stream that others can make wait.
+    keeps_graph_memory : bool
+        Whether memory that is allocated and freed inside a stream capture stays the graph's.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Framework:
     mutable = True
     makes_results = True
     makes_own_streams = False
+    keeps_graph_memory = False
 
     # What an array looks like ---------------------------------------------------------------------
 
@@ -82,8 +85,11 @@ class Framework:
         """Return whether a gradient is recorded through any of them."""
         return False
 
-    def check_launch(self, operands: tuple[Array, ...]) -> None:
-        """Raise where an operand's memory is not its values, or a gradient would have to be recorded through it."""
+    def check_launch(self, arrays: tuple[Array, ...]) -> None:
+        """Raise where an array's memory is not its values, or a derivative would have to be recorded through it.
+
+        The arrays are the operands, ``out`` and ``aux_out``, None for what there is not.
+        """
 
     def check_export(self, x: Array) -> None:
         """Raise a TypeError where what ``x`` exports by DLPack is not its values."""

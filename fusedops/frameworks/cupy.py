@@ -19,8 +19,8 @@ from .numpy import _in_elements
 Array = Any
 
 _written_by_graphs: list[Array] = []
-"""Workspaces of captured launches, never freed: a graph writes to its own at every replay, and CuPy's memory pool, which
-would give it to others, knows nothing of graphs."""
+"""Workspaces of captured launches, never freed: a graph writes to its own at every replay, and CuPy's memory pool knows
+nothing of graphs and would give it to others."""
 
 
 class _Stream:

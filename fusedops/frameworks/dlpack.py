@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays import ArraySpec, ArrayView, Device
+from ..cuda import Event
 from ..dlpack import ExchangeApi, device_of, numpy_over, view_of
 from ..dtypes import name_of
 from .base import Framework
@@ -101,7 +102,11 @@ class DLPackProducer(NumPy):
         def empty(like: Array) -> Array:
             if self._exchange is None:
                 raise TypeError(f"{self.name} cannot make results; pass out= (and aux_out=).")
-            return self._exchange.empty(spec)
+            made = self._exchange.empty(spec)
+            own, named = self._exchange.current_stream(spec.device), _named_stream.get()
+            if named is not None and named != own:
+                Event(own).hold_back(named)  # the allocation is in the order of the producer's stream
+            return made
 
         return empty
 

@@ -10,7 +10,7 @@ from typing import Any
 import array_api_compat.torch
 import torch
 import torch.nn.functional as F
-from torch.autograd.forward_ad import unpack_dual
+from torch.autograd import forward_ad
 
 from ..arrays import ArraySpec, ArrayView, Device
 from ..dtypes import name_of
@@ -27,6 +27,10 @@ def _stream_of(ordinal: int) -> int:
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_of)
 
 
+def _has_tangent(x: Array | None) -> bool:
+    return x is not None and forward_ad.unpack_dual(x).tangent is not None
+
+
 @lru_cache(maxsize=4096)
 def _spec_of(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, device: Any) -> ArraySpec:
     return ArraySpec(tuple(shape), tuple(strides), name_of(dtype), Device(device.type, device.index or 0))
@@ -36,6 +40,7 @@ class Torch(Framework):
     name = "torch"
     xp = array_api_compat.torch
     makes_own_streams = True
+    keeps_graph_memory = True
 
     def signature(self, x: Array) -> Hashable:
         # A sparse tensor raises here, and `spec` says why.
@@ -76,10 +81,10 @@ class Torch(Framework):
                     return True
         return False
 
-    def check_launch(self, operands: tuple[Array, ...]) -> None:
+    def check_launch(self, arrays: tuple[Array, ...]) -> None:
         # Spelled out: a loop over them all costs a microsecond.
-        a, b, bias, c, _, gelu_aux = operands
-        if torch.is_grad_enabled() and self.any_requires_grad(operands):
+        a, b, bias, c, _, gelu_aux, out, aux_out = arrays
+        if torch.is_grad_enabled() and self.any_requires_grad(arrays):
             raise NotImplementedError(
                 "an operand requires a gradient, and this release records none for CUDA tensors. Call it under "
                 "torch.no_grad(), or write the backward pass with epilog_matmul."
@@ -90,8 +95,17 @@ class Torch(Framework):
             or (bias is not None and bias.is_neg())
             or (c is not None and c.is_neg())
             or (gelu_aux is not None and gelu_aux.is_neg())
+            or (out is not None and out.is_neg())
+            or (aux_out is not None and aux_out.is_neg())
         ):
-            raise TypeError("an operand is a lazily negated view, whose memory holds the other sign; pass x.clone().")
+            raise TypeError(
+                "an array is a lazily negated view, whose memory holds the other sign; pass x.resolve_neg()."
+            )
+        if forward_ad._current_level >= 0 and any(_has_tangent(x) for x in arrays):
+            raise NotImplementedError(
+                "an array carries a forward-mode tangent, and this release computes none for CUDA tensors. Pass its "
+                "primal."
+            )
 
     def check_export(self, x: Array) -> None:
         if type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
@@ -99,7 +113,7 @@ class Torch(Framework):
             raise TypeError(f"a {type(x).__name__} has no memory of its own; pass a plain tensor.")
         if x.is_neg() or x._is_zerotensor():
             raise TypeError("its values are not in its memory (a negated view, or a zero tensor); pass x.clone().")
-        if unpack_dual(x).tangent is not None:
+        if _has_tangent(x):
             raise TypeError("it carries a forward-mode tangent, which would be lost; pass its primal.")
 
     def from_foreign(self, x: Array, foreign: Framework) -> Array:

@@ -1,4 +1,4 @@
-"""GPU tests: skipped without a device, a failure without one under ``--require-gpu``."""
+"""GPU tests: not collected without a device, an error without one under ``--require-gpu``."""
 
 from __future__ import annotations
 
@@ -20,23 +20,15 @@ def _missing() -> str | None:
         return f"{error.name} is not installed"
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder, and skip them or let them fail where there is no GPU."""
-    ours = [item for item in items if HERE in Path(item.fspath).parents]
-    for item in ours:
-        item.add_marker(pytest.mark.gpu)
-    missing = _missing()
-    if missing is None or not ours:
-        return
-    for item in ours:
-        if config.getoption("--require-gpu"):
-            item.add_marker(pytest.mark.xfail(reason=f"--require-gpu, and {missing}", run=False, strict=True))
-        else:
-            item.add_marker(pytest.mark.skip(reason=missing))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of this folder."""
+    for item in items:
+        if HERE in Path(item.fspath).parents:
+            item.add_marker(pytest.mark.gpu)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import test files that need a GPU library which is not there."""
+    """Leave out test files that need a GPU or a library which is not there; with ``--require-gpu``, stop."""
     if collection_path.name.startswith("test_") and _missing() is not None:
         if config.getoption("--require-gpu"):
             raise pytest.UsageError(f"--require-gpu, and {_missing()}")

@@ -84,6 +84,40 @@ def test_every_array_misaligned(framework: TestFramework, dtype: str, epilog: st
         check_result(case, framework, arrays, result, aux)
 
 
+@pytest.mark.parametrize("activation", [None, "relu", "gelu_tanh"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_bias_for_each_item_lies_at_any_step(dtype: torch.dtype, activation: str | None) -> None:
+    """The first item's bias is at a multiple of 16 bytes and the others are not."""
+    a, b = (torch.randn(3, *shape, device="cuda").to(dtype) for shape in ((32, 16), (16, 64)))
+    buffer = torch.randn(256, device="cuda").to(dtype)
+    for step in (72, 65, 66, 68):
+        bias = torch.as_strided(buffer, (3, 1, 64), (step, 64, 1))
+        got = fusedops.matmul(a, b, bias=bias, activation=activation)
+        want = matmul_oracle(a, b, bias=bias, activation=activation)
+        assert_within(got, want.out, want.scale + 4, 16)
+
+
+@pytest.mark.parametrize("order", ["rows", "columns"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_every_m_of_a_bucket(dtype: torch.dtype, order: str) -> None:
+    """The algorithm chosen for a bucket's largest m runs the others, odd leading dimensions among them."""
+    b, bias = torch.randn(64, 48, device="cuda").to(dtype), torch.randn(48, device="cuda").to(dtype)
+    for m in (17, 33, 34, 35, 67, 131, 259, 1025, 4099):
+        shape = (m, 64) if order == "rows" else (64, m)
+        stored = torch.randn(*shape, device="cuda").to(dtype)
+        a = stored if order == "rows" else stored.T
+        want = matmul_oracle(a, b, bias=bias, activation="relu")
+        assert_within(fusedops.matmul(a, b, bias=bias, activation="relu"), want.out, want.scale, 64)
+
+
+def test_c_is_not_read_where_beta_is_0() -> None:
+    """Whatever its leading dimension and its contents."""
+    a, b = torch.randn(32, 16, device="cuda").half(), torch.randn(16, 64, device="cuda").half()
+    c = torch.full((32, 72), float("nan"), device="cuda").half()[:, :64]
+    want = matmul_oracle(a, b)
+    assert_within(fusedops.matmul(a, b, c=c, beta=0.0), want.out, want.scale, 16)
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS, ids=str)
 def test_one_column_with_bias_gradient(framework: TestFramework) -> None:
     """A tall product with a single column and a sum over its rows."""
@@ -287,8 +321,8 @@ def test_the_launch_gives_the_bits_of_matmul_execute(case: Case) -> None:
 @pytest.mark.parametrize("epilog", [epilog.name for epilog in Epilog])
 def test_verify_passes_sound_plans(epilog: str) -> None:
     """``options(verify=True)`` runs each new plan and lets the right ones through."""
-    for dtype in ("float16", "float32"):
-        case = Case(f"verify-{epilog}-{dtype}", 40, 56, 24, epilog=epilog, dtype=dtype, a="slice", batch_a=(3,))
+    for dtype, k in product(("float16", "float32"), (24, 2)):  # gelu(2) is not 2
+        case = Case(f"verify-{epilog}-{dtype}-{k}", 40, 56, k, epilog=epilog, dtype=dtype, a="slice", batch_a=(3,))
         case = replace(case, bias="shared") if Epilog[epilog].bias else case
         with fusedops.options(verify=True):
             check(case, CUPY)
@@ -334,5 +368,7 @@ def test_memory_that_is_not_the_values_is_refused() -> None:
     fusedops.matmul(a, a)
     with pytest.raises(TypeError, match="negated"):
         fusedops.matmul(lazily, a)
+    with pytest.raises(TypeError, match="negated"):
+        fusedops.matmul(a, a, out=torch._neg_view(torch.empty_like(a)))
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, pytest.raises((TypeError, RuntimeError)):
         fusedops.matmul(mode.from_tensor(a), mode.from_tensor(a))

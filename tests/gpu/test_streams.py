@@ -79,8 +79,8 @@ def test_a_torch_source_with_a_jax_lead() -> None:
 
 def refill(framework: str, count: int = 8) -> None:
     """Take whatever memory the framework has free and fill it."""
-    for _ in range(count):
-        READY[framework](float("nan"))
+    taken = [READY[framework](float("nan")) for _ in range(count)]  # all at once: one dropped would be taken again
+    assert len(taken) == count
 
 
 @pytest.mark.parametrize(("lead", "source"), [*permutations(SLOW, 2)])
@@ -108,8 +108,8 @@ def test_a_jax_source_is_kept_until_the_reader_is_done() -> None:
         out = fusedops.matmul(a, b)
     del b
     assert held_count() >= 1
-    for _ in range(8):
-        jnp.full((N, N), jnp.nan, jnp.float32).block_until_ready()
+    taken = [jnp.full((N, N), jnp.nan, jnp.float32).block_until_ready() for _ in range(8)]
+    assert len(taken) == 8
     assert float(out.min()) == float(out.max()) == 2.0 * N
     torch.cuda.synchronize()
     assert held_count() == 0

@@ -92,7 +92,12 @@ def family(form: ColumnForm, problem: Problem) -> Descriptor:
         if len(_families) >= FAMILIES_KEPT:
             for old in list(_families)[: FAMILIES_KEPT // 2]:
                 del _families[old]
-        descriptor = _families[key] = Descriptor(_planned_matmul(form, problem))
+        try:
+            planned = _planned_matmul(form, problem)
+        except (AssertionError, RuntimeError, TypeError, ValueError, cublasLt.cuBLASLtError) as error:
+            # In nvmath's words, which are those of the transposed problem.
+            raise RuntimeError(f"nvmath cannot plan {problem}: {error}") from error
+        descriptor = _families[key] = Descriptor(planned)
         if bias_stride:
             descriptor.set(_BIAS_STRIDE, bias_stride)
     return descriptor

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
 from functools import cache
 from itertools import product
 from typing import Any
@@ -116,7 +115,7 @@ class Program:
                 self._b,
                 beta_address,
                 c,
-                self._c,
+                self._d if c == out else self._c,  # one matrix cannot have two layouts
                 out,
                 self._d,
                 self.algorithm,
@@ -155,16 +154,16 @@ def plan_program(problem: Problem, alignment: int) -> Program:
     return Program(form, problem, descriptor, layouts, found)
 
 
-def sound_programs(problem: Problem, alignment: int) -> Iterator[Program]:
-    """Yield a program for each algorithm of the heuristic that is not known to be wrong, best first."""
+def sound_programs(problem: Problem, alignment: int) -> list[Program]:
+    """Return a program for each algorithm of the heuristic that is not known to be wrong, best first."""
     form = column_form(problem)
     with _planning, cupy.cuda.Device(problem.device.ordinal):
         descriptor = family(form, problem)
         layouts = _Layouts(form)
-        for scheme in _schemes(problem):
-            for found in _proposed(form, descriptor, layouts, _preference(alignment, scheme), _CANDIDATES):
-                if _is_sound(found, form):
-                    yield Program(form, problem, descriptor, layouts, found)
+        preferences = [_preference(alignment, scheme) for scheme in _schemes(problem)]
+        proposed = [_proposed(form, descriptor, layouts, preference, _CANDIDATES) for preference in preferences]
+        sound = [found for each in proposed for found in each if _is_sound(found, form)]
+    return [Program(form, problem, descriptor, layouts, found) for found in sound]
 
 
 _bucket_algorithms: dict[Any, _Found | None] = {}
