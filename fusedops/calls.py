@@ -49,8 +49,8 @@ def call(
         else:
             lead, operands, sources = join_lead(operands)
             framework = lead.framework
-        if settings.precision is None:
-            settings = _with_precision(settings, framework, operands[0])
+        if settings.precision is None and (precision := framework.float32_precision(operands[0])) is not None:
+            settings = settings._replace(precision=precision)
         made = _planned(framework, settings, operands, out, aux_out)
         if out is None and aux_out is None and made.launch is not None and type(alpha) is type(beta) is float:
             results = made.launch(operands, alpha, beta, None, None)
@@ -63,21 +63,14 @@ def call(
     return results[0] if made.gives is None else made.packed(results)
 
 
-def _with_precision(settings: Settings, framework: Framework, a: Array) -> Settings:
-    """Return the settings with the framework's own precision of float32 products, where the caller gives none."""
-    if settings.precision is not None:
-        return settings
-    precision = framework.float32_precision(a)
-    return settings if precision is None else settings._replace(precision=precision)
-
-
 def new_plan(op: str, settings: Settings, operands: Operands, out: Array | None, aux_out: AuxOut) -> Plan:
     """Return a plan of its own, which no cache shares, for the caller of ``op``."""
     try:
         if settings.epilog is not None and settings.activation is not None:
             raise ValueError("epilog and activation are both given. Leave one of them out.")
         lead, joined, _ = join_lead(operands)
-        settings = _with_precision(settings, lead.framework, joined[0])
+        if settings.precision is None:
+            settings = settings._replace(precision=lead.framework.float32_precision(joined[0]))
         return make_plan(lead.framework, settings, joined, out, aux_out)
     except OURS as error:
         raise named(op, error) from error.__cause__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from .calls import AuxOut, call, new_plan
@@ -14,6 +15,9 @@ from .problem import Settings
 __all__ = ["epilog_matmul", "explain", "matmul", "plan"]
 
 Array = Any
+
+# `Settings(...)` itself costs every call a Python function more.
+_settings = partial(tuple.__new__, Settings)
 
 
 def matmul(
@@ -106,7 +110,7 @@ def matmul(
     >>> fusedops.matmul(x, w, bias=b, activation="relu").shape
     (2, 4)
     """
-    settings = Settings(None, activation, transpose_a, transpose_b, out_dtype, precision, deterministic)
+    settings = _settings((None, activation, transpose_a, transpose_b, out_dtype, precision, deterministic))
     return call("matmul", settings, (a, b, bias, c, None, None), alpha, beta, out, None, stream)
 
 

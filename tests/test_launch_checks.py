@@ -19,19 +19,20 @@ Array = Any
 CUDA = Device("cuda", 0)
 
 
-def launched(**changed: Array) -> tuple[Array, ...]:
-    """Return the arrays of a launch, all plain but those that are given."""
+def launched(**changed: Array) -> tuple[tuple[Array, ...], Array, Array]:
+    """Return the operands, ``out`` and ``aux_out`` of a launch, all plain but those that are given."""
     plain = dict.fromkeys(("a", "b", "bias", "c", "relu_aux", "gelu_aux", "out", "aux_out"))
-    return tuple({**plain, "a": torch.ones(2, 2), "b": torch.ones(2, 2), **changed}.values())
+    *operands, out, aux_out = {**plain, "a": torch.ones(2, 2), "b": torch.ones(2, 2), **changed}.values()
+    return tuple(operands), out, aux_out
 
 
 @pytest.mark.parametrize("name", ["a", "b", "bias", "c", "gelu_aux", "out", "aux_out"])
 def test_a_lazily_negated_tensor_is_never_read_or_written_by_address(name: str) -> None:
     """Its memory holds the other sign, whichever argument it is."""
     framework = kind_of(torch.ones(1)).framework
-    framework.check_launch(launched())
+    framework.check_launch(*launched())
     with pytest.raises(TypeError, match="negated"):
-        framework.check_launch(launched(**{name: torch._neg_view(torch.ones(2, 2))}))
+        framework.check_launch(*launched(**{name: torch._neg_view(torch.ones(2, 2))}))
 
 
 @pytest.mark.parametrize("name", ["a", "b", "bias", "c"])
@@ -39,10 +40,10 @@ def test_a_forward_mode_tangent_is_refused_rather_than_lost(name: str) -> None:
     """A launch computes no tangent, so that an operand with one is an error."""
     framework = kind_of(torch.ones(1)).framework
     with forward_ad.dual_level():
-        framework.check_launch(launched())
+        framework.check_launch(*launched())
         dual = forward_ad.make_dual(torch.ones(2, 2), torch.ones(2, 2))
         with pytest.raises(NotImplementedError, match="tangent"):
-            framework.check_launch(launched(**{name: dual}))
+            framework.check_launch(*launched(**{name: dual}))
 
 
 def test_a_deleted_result_is_not_asked_whether_it_is_ready() -> None:

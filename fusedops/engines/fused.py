@@ -71,7 +71,7 @@ class Fused:
         if self._current_device() != self._ordinal:
             with on_device(self._ordinal):
                 return self(operands, alpha, beta, out, aux_out)
-        self._check_launch((*operands, out, aux_out))
+        self._check_launch(operands, out, aux_out)
         a, b, bias, c, relu_aux, gelu_aux = operands
         pointer = self._pointer
         at_a, at_b = pointer(a), pointer(b)

@@ -22,8 +22,8 @@ __all__ = ["Split"]
 Array = Any
 
 NO_STEPS_WHILE_CAPTURING = (
-    "this problem is computed in steps, and a stream capture is running; the memory between the steps would go to others "
-    "while the graph still writes to it. Capture it with PyTorch, whose memory pools know of graphs."
+    "this problem is computed in steps, and a stream capture is running; the memory between the steps would go to "
+    "others while the graph still writes to it. Capture it with PyTorch, whose memory pools know of graphs."
 )
 
 
@@ -51,7 +51,7 @@ class Split(Reference):
     def __call__(
         self, operands: tuple[Array, ...], alpha: float, beta: float, out: Array | None, aux_out: Array | None
     ) -> Results:
-        self.framework.check_launch((*operands, out, aux_out))
+        self.framework.check_launch(operands, out, aux_out)
         with on_device(self.problem.device.ordinal):  # where CuPy computes, wherever its operands are
             if not self.framework.keeps_graph_memory and is_capturing(
                 self.framework.current_stream(self.problem.device)

@@ -85,11 +85,8 @@ class Framework:
         """Return whether a gradient is recorded through any of them."""
         return False
 
-    def check_launch(self, arrays: tuple[Array, ...]) -> None:
-        """Raise where an array's memory is not its values, or a derivative would have to be recorded through it.
-
-        The arrays are the operands, ``out`` and ``aux_out``, None for what there is not.
-        """
+    def check_launch(self, operands: tuple[Array, ...], out: Array | None = None, aux_out: Array | None = None) -> None:
+        """Raise where an array's memory is not its values, or a derivative would have to be recorded through it."""
 
     def check_export(self, x: Array) -> None:
         """Raise a TypeError where what ``x`` exports by DLPack is not its values."""

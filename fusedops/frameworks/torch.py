@@ -27,6 +27,9 @@ def _stream_of(ordinal: int) -> int:
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_of)
 
 
+_is_grad_enabled = torch.is_grad_enabled
+
+
 def _has_tangent(x: Array | None) -> bool:
     return x is not None and forward_ad.unpack_dual(x).tangent is not None
 
@@ -81,27 +84,22 @@ class Torch(Framework):
                     return True
         return False
 
-    def check_launch(self, arrays: tuple[Array, ...]) -> None:
-        # Spelled out: a loop over them all costs a microsecond.
-        a, b, bias, c, _, gelu_aux, out, aux_out = arrays
-        if torch.is_grad_enabled() and self.any_requires_grad(arrays):
+    def check_launch(self, operands: tuple[Array, ...], out: Array | None = None, aux_out: Array | None = None) -> None:
+        # Spelled out for the operands that most calls have: a loop over them all costs a microsecond.
+        a, b, bias, c, _, gelu_aux = operands
+        if _is_grad_enabled() and self.any_requires_grad((*operands, out, aux_out)):
             raise NotImplementedError(
                 "an operand requires a gradient, and this release records none for CUDA tensors. Call it under "
                 "torch.no_grad(), or write the backward pass with epilog_matmul."
             )
-        if (
-            a.is_neg()
-            or b.is_neg()
-            or (bias is not None and bias.is_neg())
-            or (c is not None and c.is_neg())
-            or (gelu_aux is not None and gelu_aux.is_neg())
-            or (out is not None and out.is_neg())
-            or (aux_out is not None and aux_out.is_neg())
-        ):
+        negated = a.is_neg() or b.is_neg() or (bias is not None and bias.is_neg())
+        if not (c is None and gelu_aux is None and out is None and aux_out is None):
+            negated = negated or any(x is not None and x.is_neg() for x in (c, gelu_aux, out, aux_out))
+        if negated:
             raise TypeError(
                 "an array is a lazily negated view, whose memory holds the other sign; pass x.resolve_neg()."
             )
-        if forward_ad._current_level >= 0 and any(_has_tangent(x) for x in arrays):
+        if forward_ad._current_level >= 0 and any(_has_tangent(x) for x in (*operands, out, aux_out)):
             raise NotImplementedError(
                 "an array carries a forward-mode tangent, and this release computes none for CUDA tensors. Pass its "
                 "primal."
