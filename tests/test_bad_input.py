@@ -78,10 +78,11 @@ def bits(x: Any) -> Any:
     if type(x) is torch.Tensor and x.is_nested:
         return [bits(item) for item in x.unbind()]
     if type(x) is torch.Tensor and not x.is_meta:
-        return x.detach().to_dense().resolve_neg().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+        return x.detach().to_dense().resolve_neg().reshape(-1).contiguous().view(torch.uint8).cpu().numpy().tobytes()
     if isinstance(x, torch.Tensor) or (isinstance(x, jax.Array) and x.is_deleted()):
         return x
-    return to_numpy(x).tobytes() if isinstance(x, np.ndarray) or hasattr(x, "__array_namespace__") else x
+    is_array = isinstance(x, np.ndarray) or hasattr(x, "__array_namespace__") or hasattr(x, "__cuda_array_interface__")
+    return to_numpy(x).tobytes() if is_array else x
 
 
 def assert_same(before: Any, after: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import timeit
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -347,3 +348,21 @@ def test_threads_while_the_cache_overflows(monkeypatch: pytest.MonkeyPatch) -> N
             assert len(small) <= 8
 
     in_threads(work)
+
+
+def test_looking_up_one_of_ten_thousand_plans_is_as_quick_as_one_of_ten() -> None:
+    """A look-up is that of a dictionary; what it costs does not grow with what is kept."""
+    x, w = np.ones((4, 3), "float32"), np.ones((3, 2), "float32")
+    framework = kind_of(x).framework
+    made = calls.new_plan("plan", Settings(), (x, w, None, None, None, None), None, None)
+    taken = []
+    for size in (10, 10_000):
+        cache = PlanCache()
+        keys = [
+            key_of(framework, Settings(activation=i), (x, w, None, None, None, None), None, None) for i in range(size)
+        ]
+        for one in keys:
+            cache.get_or_make(one, lambda: made)
+        assert len(cache) == size
+        taken.append(min(timeit.repeat(lambda: cache.get(keys[-1]), number=20_000, repeat=9)))  # noqa: B023
+    assert taken[1] < 3 * taken[0]

@@ -25,7 +25,7 @@ WORKSPACE_LIMIT = 32 << 20
 """Bytes of workspace that an algorithm may ask for: a rule, because what happens to be free would change results."""
 
 FAMILIES_KEPT = 1024
-"""Descriptors kept at most, about 20 KB each; the oldest half goes when there are more."""
+"""Descriptors kept at most; the oldest half goes when there are more."""
 
 INVENTED = 1 << 40
 """The address of every carrier: planning reads its alignment, and nothing reads its memory."""

@@ -22,7 +22,7 @@ from .descriptors import INVENTED, WORKSPACE_LIMIT, Descriptor, family
 __all__ = ["WORKSPACE_LIMIT", "Program", "cuBLASLtError", "plan_program", "sound_programs"]
 
 BUCKETS_KEPT = 4096
-"""Algorithms kept at most, about 1 KB each; the oldest half goes when there are more."""
+"""Algorithms kept at most; the oldest half goes when there are more."""
 
 _CANDIDATES = 16
 _BIAS_POINTER = int(cublasLt.MatmulDescAttribute.BIAS_POINTER)
