@@ -172,29 +172,15 @@ class Plan:
         framework = self.framework
         if framework.any_requires_grad((*operands, out, aux)):
             return False
-        pointer = framework.pointer
         if self._taken is None:
             self._room = self.problem.out_spec.extent, self.problem.aux_spec.extent if self.problem.aux_spec else 0
             self._taken = tuple((i, spec.extent) for i, spec in enumerate(self._specs) if spec is not None)
-        low = high = 0
+        taken = [(operands[i], extent) for i, extent in self._taken]
         if out is not None:
-            if framework.is_readonly(out):
+            if framework.is_readonly(out) or not framework.is_apart(out, self._room[0], taken):
                 return False
-            low = pointer(out)
-            high = low + self._room[0]
-        if aux is not None:
-            if out is None or framework.is_readonly(aux):
-                return False
-            at = pointer(aux)
-            if at < high and low < at + self._room[1]:
-                return False
-            # One interval for both: what lies between them is looked at slowly.
-            low, high = min(low, at), max(high, at + self._room[1])
-        for i, extent in self._taken:
-            at = pointer(operands[i])
-            if low < at + extent and at < high:
-                return False
-        return True
+            taken.append((out, self._room[0]))
+        return aux is None or (not framework.is_readonly(aux) and framework.is_apart(aux, self._room[1], taken))
 
     def packed(self, results: Results) -> Any:
         """Return results as the caller gets them: ``out``, or ``(out, {name: aux})``."""

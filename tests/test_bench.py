@@ -31,6 +31,15 @@ def test_a_wrong_argument_is_status_2_and_one_message(arguments: tuple[str, ...]
     assert "fusedops.bench" in done.stderr.splitlines()[-1]
 
 
+def test_the_cpu_table_has_every_framework_beside_its_own_operations() -> None:
+    """Two rows or more for each library that is installed, in one table."""
+    done = bench("cpu", "--rounds", "1", "--calls", "2")
+    assert done.returncode == 0, done.stderr
+    for framework in ("numpy", "torch", "jax"):
+        assert f"fusedops.matmul, {framework}" in done.stdout
+        assert any(line.startswith(framework) for line in done.stdout.splitlines())
+
+
 def test_rows_are_interleaved_and_compared_with_the_baselines() -> None:
     """Every row has a sample a round, in the order of the rounds."""
     order: list[str] = []

@@ -71,7 +71,7 @@ def test_import_and_first_call_are_fast() -> None:
 LAYERS = (
     # highest first; a module may import those of lower lines only
     "bench.__main__",
-    "bench.host",
+    "bench.cpu bench.host",
     "fusedops",
     "bench bench.sampling mlp ops testing",
     "mlp_steps",
@@ -108,8 +108,8 @@ LAZY = {
 OWNERS = {
     # the only importers of a library, by module or package; NumPy, array_api_compat and the standard library are free
     "ctypes": {"dlpack"},
-    "torch": {"frameworks.torch", "bench.host"},
-    "jax": {"frameworks.jax"},
+    "torch": {"frameworks.torch", "bench.cpu", "bench.host"},
+    "jax": {"frameworks.jax", "bench.cpu"},
     "cupy": {
         "bench.host",
         "cuda",

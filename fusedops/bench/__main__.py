@@ -6,18 +6,25 @@ import argparse
 import json
 from pathlib import Path
 
+from .cpu import cpu_table
 from .host import host_table
 from .sampling import Table
+
+TABLES = {
+    "host": (host_table, "time of one call on the CPU, for small arrays on a GPU"),
+    "cpu": (cpu_table, "what a call adds to a framework's own operations, for small arrays on a CPU"),
+}
 
 
 def main() -> int:
     """Run what the command line names, print its table, and write its samples where asked."""
     parser = argparse.ArgumentParser(prog="python -m fusedops.bench", description="Measure fusedops beside its peers.")
     commands = parser.add_subparsers(dest="command", required=True)
-    host = commands.add_parser("host", help="time of one call on the CPU, for small arrays on a GPU")
-    host.add_argument("--json", type=Path, metavar="FILE", help="write samples, medians and versions")
-    host.add_argument("--rounds", type=_positive, default=25, help="samples of each row, interleaved (default 25)")
-    host.add_argument("--calls", type=_positive, default=200, help="calls in a sample (default 200)")
+    for name, (_, what) in TABLES.items():
+        command = commands.add_parser(name, help=what)
+        command.add_argument("--json", type=Path, metavar="FILE", help="write samples, medians and versions")
+        command.add_argument("--rounds", type=_positive, default=25, help="samples of a row, interleaved (default 25)")
+        command.add_argument("--calls", type=_positive, default=200, help="calls in a sample (default 200)")
     show = commands.add_parser("table", help="print the table of samples that were written, as Markdown")
     show.add_argument("json", type=Path, metavar="FILE")
     options = parser.parse_args()
@@ -25,7 +32,7 @@ def main() -> int:
         if options.command == "table":
             print(Table.from_dict(json.loads(options.json.read_text())).markdown())
             return 0
-        table = host_table(options.rounds, options.calls)
+        table = TABLES[options.command][0](options.rounds, options.calls)
     except (ImportError, OSError, ValueError, KeyError, TypeError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     print(table)

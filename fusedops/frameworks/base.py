@@ -130,6 +130,17 @@ class Framework:
         """Return the address of an array's first element."""
         return self.view(x).ptr
 
+    def is_apart(self, written: Array, size: int, others: list[tuple[Array, int]]) -> bool:
+        """Return whether the ``size`` bytes of an array surely lie outside of those of others, each with its own."""
+        pointer = self.pointer
+        low = pointer(written)
+        high = low + size
+        for x, extent in others:
+            at = pointer(x)
+            if low < at + extent and at < high:
+                return False
+        return True
+
     def is_readonly(self, x: Array) -> bool:
         """Return whether writing to ``x`` is forbidden."""
         return self.view(x).readonly

@@ -55,6 +55,15 @@ class DLPackProducer(NumPy):
     def view(self, x: Array) -> ArrayView:
         return super().view(x) if isinstance(x, np.ndarray) else view_of(x)
 
+    def pointer(self, x: Array) -> int:
+        return super().pointer(x) if isinstance(x, np.ndarray) else view_of(x).ptr
+
+    def is_apart(self, written: Array, size: int, others: list[tuple[Array, int]]) -> bool:
+        return Framework.is_apart(self, written, size, others)
+
+    def is_readonly(self, x: Array) -> bool:
+        return super().is_readonly(x) if isinstance(x, np.ndarray) else view_of(x).readonly
+
     def from_foreign(self, x: Array, foreign: Framework) -> Array:
         return x
 

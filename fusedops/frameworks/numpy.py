@@ -46,9 +46,18 @@ class NumPy(Framework):
         return ArraySpec(x.shape, strides, name_of(x.dtype), CPU)
 
     def view(self, x: Array) -> ArrayView:
+        return ArrayView(self.spec(x), self.pointer(x), self.is_readonly(x), x)
+
+    def pointer(self, x: Array) -> int:
         # A NumPy scalar has no address of its own, and may not be written.
-        ptr = 0 if isinstance(x, np.generic) else x.ctypes.data
-        return ArrayView(self.spec(x), ptr, not x.flags.writeable, x)
+        return 0 if isinstance(x, np.generic) else int(x.__array_interface__["data"][0])
+
+    def is_apart(self, written: Array, size: int, others: list[tuple[Array, int]]) -> bool:
+        # An address in Python costs five times the question.
+        return not any(np.may_share_memory(written, x) for x, _ in others)
+
+    def is_readonly(self, x: Array) -> bool:
+        return not x.flags.writeable
 
     def matmul(self, a: Array, b: Array, compute_dtype: str, precision: str | None) -> Array:
         return np.matmul(self.astype(a, compute_dtype), self.astype(b, compute_dtype))
