@@ -13,7 +13,7 @@ import numpy as np
 
 from .dtypes import dtype_named
 
-__all__ = ["ArraySpec", "ArrayView", "Device", "alignment_class", "row_major_strides"]
+__all__ = ["ArraySpec", "ArrayView", "Device", "alignment_class", "row_major_strides", "untyped"]
 
 _MAX_ALIGNMENT = 16
 _OVERLAP_WORK = 100_000
@@ -121,7 +121,7 @@ class ArrayView:
         if first[1] <= second[0] or second[1] <= first[0]:
             return False
         try:
-            return bool(np.shares_memory(_phantom(self), _phantom(other), max_work=_OVERLAP_WORK))  # type: ignore[arg-type]
+            return bool(np.shares_memory(untyped(self), untyped(other), max_work=_OVERLAP_WORK))  # type: ignore[arg-type]
         except np.exceptions.TooHardError:
             return True
 
@@ -134,22 +134,24 @@ def _byte_interval(view: ArrayView) -> tuple[int, int]:
     return low, view.ptr + sum(s for s in steps if s > 0) + itemsize
 
 
-class _Phantom:
-    """An array of a view's addresses, which NumPy compares and never reads: they may be a GPU's."""
+class _Interface:
+    """What NumPy asks of memory, for an `ArrayView`; it keeps the owner alive."""
 
     def __init__(self, view: ArrayView) -> None:
         itemsize = dtype_named(view.spec.dtype).itemsize
+        self.owner = view.owner
         self.__array_interface__ = {
             "version": 3,
             "shape": view.spec.shape,
-            "strides": tuple(s * itemsize for s in view.spec.strides),
+            "strides": tuple(step * itemsize for step in view.spec.strides),
             "typestr": f"|V{itemsize}",
-            "data": (view.ptr, True),
+            "data": (view.ptr, view.readonly),
         }
 
 
-def _phantom(view: ArrayView) -> Any:
-    return np.asarray(_Phantom(view))
+def untyped(view: ArrayView) -> np.ndarray[Any, Any]:
+    """Return a NumPy array of raw elements over a view's addresses, which are not read: they may be a GPU's."""
+    return np.asarray(_Interface(view))
 
 
 def alignment_class(*addresses: int | None) -> int:

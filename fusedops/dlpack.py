@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arrays import ArraySpec, ArrayView, Device, row_major_strides
+from .arrays import ArraySpec, ArrayView, Device, row_major_strides, untyped
 from .dtypes import DTYPES
 
 __all__ = ["ExchangeApi", "device_of", "numpy_dtype", "numpy_over", "view_of"]
@@ -130,28 +130,10 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(bfloat16)  # type: ignore[no-any-return]
 
 
-class _Interface:
-    """NumPy's view of an `ArrayView`, which keeps the owner alive."""
-
-    def __init__(self, view: ArrayView, typestr: str, itemsize: int) -> None:
-        self.owner = view.owner
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": view.spec.shape,
-            "strides": tuple(step * itemsize for step in view.spec.strides),
-            "typestr": typestr,
-            "data": (view.ptr, view.readonly),
-        }
-
-
 def numpy_over(view: ArrayView) -> np.ndarray[Any, Any]:
     """Return a NumPy array over the memory of a view on the CPU; bfloat16 needs ml_dtypes."""
-    itemsize = DTYPES[view.spec.dtype].itemsize
-    if 0 in view.spec.shape:
-        raw: np.ndarray[Any, Any] = np.empty(view.spec.shape, f"V{itemsize}")
-    else:
-        raw = np.asarray(_Interface(view, f"|V{itemsize}", itemsize))
-    return raw.view(numpy_dtype(view.spec.dtype))
+    dtype = numpy_dtype(view.spec.dtype)
+    return np.empty(view.spec.shape, dtype) if 0 in view.spec.shape else untyped(view).view(dtype)
 
 
 _SetError = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)

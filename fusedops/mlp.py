@@ -111,38 +111,23 @@ def mlp(
     >>> fusedops.mlp(x, w1, w2, activation="gelu_tanh").shape
     (2, 4)
     """
-    if stream is not None:
-        with launch_stream("mlp", stream, (x, w1, w2, b1, b2), OPERANDS, 3):
-            return mlp(
-                x,
-                w1,
-                w2,
-                activation=activation,
-                b1=b1,
-                b2=b2,
-                transpose_w1=transpose_w1,
-                transpose_w2=transpose_w2,
-                precision=precision,
-                deterministic=deterministic,
-                save=save,
-                out=out,
-            )
-    how = How(activation, transpose_w1, transpose_w2, precision, deterministic)
-    try:
-        check_activation(activation)
-        check_flag("save", save)
-        framework, (x, w1, w2, b1, b2), sources = join(OPERANDS, (x, w1, w2, b1, b2), 3, how)
-        if out is not None:
-            check_output_kinds(framework, {"out": out})
-            check_outputs(framework, (x, w1, w2, b1, b2), {"out": out}, OPERANDS)
-    except OURS as error:
-        raise named("mlp", error) from error.__cause__
-    saved = hidden_layer("mlp", framework, x, w1, b1, how, save)
-    second = "mlp, second layer (a is the hidden layer, b is w2, bias is b2)"
-    result = product(second, how, saved.hidden, w2, bias=b2, transpose_b=transpose_w2, out=out)
-    if sources:
-        settle(framework, framework.device(result), (result, *saved), sources)
-    return (result, saved) if save else result
+    with launch_stream("mlp", stream, (x, w1, w2, b1, b2), OPERANDS, 3):
+        how = How(activation, transpose_w1, transpose_w2, precision, deterministic)
+        try:
+            check_activation(activation)
+            check_flag("save", save)
+            framework, (x, w1, w2, b1, b2), sources = join(OPERANDS, (x, w1, w2, b1, b2), 3, how)
+            if out is not None:
+                check_output_kinds(framework, {"out": out})
+                check_outputs(framework, (x, w1, w2, b1, b2), {"out": out}, OPERANDS)
+        except OURS as error:
+            raise named("mlp", error) from error.__cause__
+        saved = hidden_layer("mlp", framework, x, w1, b1, how, save)
+        second = "mlp, second layer (a is the hidden layer, b is w2, bias is b2)"
+        result = product(second, how, saved.hidden, w2, bias=b2, transpose_b=transpose_w2, out=out)
+        if sources:
+            settle(framework, framework.device(result), (result, *saved), sources)
+        return (result, saved) if save else result
 
 
 def mlp_grad(
@@ -191,45 +176,30 @@ def mlp_grad(
     All leading axes of ``x`` and ``dout`` must fold into one without a copy. relu's derivative at 0 is 0. Stream order
     is that of `matmul`.
     """
-    if stream is not None:
-        with launch_stream("mlp_grad", stream, (x, w1, w2, dout, b1, b2), GRAD_OPERANDS[:6], 4):
-            return mlp_grad(
-                dout,
-                x,
-                w1,
-                w2,
-                activation=activation,
-                b1=b1,
-                b2=b2,
-                saved=saved,
-                transpose_w1=transpose_w1,
-                transpose_w2=transpose_w2,
-                precision=precision,
-                deterministic=deterministic,
-            )
-    how = How(activation, transpose_w1, transpose_w2, precision, deterministic)
-    try:
-        check_activation(activation)
-        operands = (x, w1, w2, dout, b1, b2, *saved_arrays(saved, activation))
-        framework, operands, sources = join(GRAD_OPERANDS, operands, 4, how)
-        given = {name: array for name, array in zip(GRAD_OPERANDS, operands, strict=True) if array is not None}
-        specs = {name: spec_of_argument(name, array, framework) for name, array in given.items()}
-        check_cotangent(specs, transpose_w1, transpose_w2)
-    except OURS as error:
-        raise named("mlp_grad", error) from error.__cause__
-    x, w1, w2, dout, b1, b2 = operands[:6]
-    saved = MlpSaved(*operands[6:]) if saved else hidden_layer("mlp_grad", framework, x, w1, b1, how, save=True)
-    rows = {"dout": dout, "x": x, "saved.hidden": saved.hidden, "saved.preact": saved.preact}
-    flat = {name: folded("mlp_grad", name, array, framework) for name, array in rows.items()}
-    flat_saved = MlpSaved(flat["saved.hidden"], flat["saved.preact"])
-    dpreact, db1 = dpreact_and_dbias(framework, flat["dout"], w2, flat_saved, how, b1 is not None)
-    left_right = {"saved.hidden": flat_saved.hidden, "dout": flat["dout"]}
-    dw2, db2 = dweight_and_dbias("dw2", left_right, transpose_w2, b2 is not None, how)
-    dw1, _ = dweight_and_dbias("dw1", {"x": flat["x"], "dpreact": dpreact}, transpose_w1, False, how)
-    dx = product("mlp_grad, dx (a is dpreact, b is w1)", how, dpreact, w1, transpose_b=not transpose_w1)
-    if tuple(dx.shape) != tuple(x.shape):
-        dx = framework.reshape(dx, tuple(x.shape))
-    grads = MlpGrad(dx, dw1, dw2, db1, db2)
-    if sources:
-        settle(framework, framework.device(dx), grads, sources)
-    return grads
+    with launch_stream("mlp_grad", stream, (x, w1, w2, dout, b1, b2), GRAD_OPERANDS[:6], 4):
+        how = How(activation, transpose_w1, transpose_w2, precision, deterministic)
+        try:
+            check_activation(activation)
+            operands = (x, w1, w2, dout, b1, b2, *saved_arrays(saved, activation))
+            framework, operands, sources = join(GRAD_OPERANDS, operands, 4, how)
+            given = {name: array for name, array in zip(GRAD_OPERANDS, operands, strict=True) if array is not None}
+            specs = {name: spec_of_argument(name, array, framework) for name, array in given.items()}
+            check_cotangent(specs, transpose_w1, transpose_w2)
+        except OURS as error:
+            raise named("mlp_grad", error) from error.__cause__
+        x, w1, w2, dout, b1, b2 = operands[:6]
+        saved = MlpSaved(*operands[6:]) if saved else hidden_layer("mlp_grad", framework, x, w1, b1, how, save=True)
+        rows = {"dout": dout, "x": x, "saved.hidden": saved.hidden, "saved.preact": saved.preact}
+        flat = {name: folded("mlp_grad", name, array, framework) for name, array in rows.items()}
+        flat_saved = MlpSaved(flat["saved.hidden"], flat["saved.preact"])
+        dpreact, db1 = dpreact_and_dbias(framework, flat["dout"], w2, flat_saved, how, b1 is not None)
+        left_right = {"saved.hidden": flat_saved.hidden, "dout": flat["dout"]}
+        dw2, db2 = dweight_and_dbias("dw2", left_right, transpose_w2, b2 is not None, how)
+        dw1, _ = dweight_and_dbias("dw1", {"x": flat["x"], "dpreact": dpreact}, transpose_w1, False, how)
+        dx = product("mlp_grad, dx (a is dpreact, b is w1)", how, dpreact, w1, transpose_b=not transpose_w1)
+        if tuple(dx.shape) != tuple(x.shape):
+            dx = framework.reshape(dx, tuple(x.shape))
+        grads = MlpGrad(dx, dw1, dw2, db1, db2)
+        if sources:
+            settle(framework, framework.device(dx), grads, sources)
+        return grads

@@ -121,22 +121,15 @@ class Plan:
             For arrays other than planned.
         """
         operands = (a, b, bias, c, relu_aux, gelu_aux)
-        if stream is not None:
-            with launch_stream("plan", stream, operands):
-                return self(
-                    a,
-                    b,
-                    bias=bias,
-                    relu_aux=relu_aux,
-                    gelu_aux=gelu_aux,
-                    c=c,
-                    alpha=alpha,
-                    beta=beta,
-                    out=out,
-                    aux_out=aux_out,
-                )
+        if stream is None:
+            return self._called(operands, alpha, beta, out, aux_out)
+        with launch_stream("plan", stream, operands):
+            return self._called(operands, alpha, beta, out, aux_out)
+
+    def _called(self, operands: Operands, alpha: float, beta: float, out: Array | None, aux_out: AuxOut) -> Any:
+        """Compute with the caller's own operands, of whatever framework."""
         try:
-            kind = kind_by_type(type(a)) if are_of_one_type(operands) else None
+            kind = kind_by_type(type(operands[0])) if are_of_one_type(operands) else None
             if kind is not None:
                 framework, sources = kind.framework, None
             else:

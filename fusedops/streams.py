@@ -23,7 +23,7 @@ Array = Any
 def launch_stream(
     op: str, stream: object, operands: tuple[Array, ...], names: tuple[str, ...] = OPERANDS, required: int = 2
 ) -> Iterator[None]:
-    """Make ``stream`` the current stream of the framework that leads ``operands``, for a block.
+    """Make ``stream`` the current stream of the framework that leads ``operands``, for a block; None changes nothing.
 
     The memory of the lead's own operands is kept from reuse until the stream has read it. What was queued on other
     streams before, the caller has to order, as with any stream of one's own.
@@ -33,6 +33,9 @@ def launch_stream(
     TypeError, ValueError
         For what is no stream's address, in JAX, and for arrays on a CPU.
     """
+    if stream is None:
+        yield
+        return
     try:
         name, lead = lead_of(operands, names, required)
         framework = lead.framework

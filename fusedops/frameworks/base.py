@@ -1,9 +1,10 @@
 """`Framework`: what the package must know of an array library, and the array-API way of computing with one.
 
-A framework is recognised without importing it, and loaded when one of its arrays arrives. Its class answers three
-kinds of questions: what an array looks like (`signature`, `spec`, `view`), how a foreign array becomes one of its own
-(`from_foreign`), and how to compute the unfused reference with it (everything below "arithmetic"). The arithmetic here
-is written against the array-API standard, so a library that follows the standard needs none of its own.
+A framework is recognised without importing it, and loaded when one of its arrays arrives. Its class answers four kinds
+of questions: what an array looks like (`signature`, `spec`, `view`), how a foreign array becomes one of its own
+(`from_foreign`), where a launch on a GPU finds and gets memory and streams (`pointer`, `allocator`, `current_stream`),
+and how to compute the unfused reference with it (everything below "arithmetic"). The arithmetic here is written against
+the array-API standard, so a library that follows the standard needs none of its own.
 """
 
 from __future__ import annotations

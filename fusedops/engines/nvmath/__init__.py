@@ -11,7 +11,8 @@ and auxiliary arrays, and a kernel chosen for aligned ones faults on others. The
 as in nvmath's in-place form, so that it may be float32 for 16-bit operands and have a leading dimension.
 
 What is launched is the binding, ``nvmath.bindings.cublasLt.matmul``: ``Matmul.execute`` costs 30 to 45 us a call, the
-binding 7.
+binding 7. ``execute.py`` takes the long way; the tests hold the two to the same bits. ``peers.py`` is nvmath as its
+users call it, for the benchmarks.
 
 A descriptor holds pointers that every call sets, so it has a lock. Planning happens on a private stream, because
 ``Matmul.plan`` drains the one that it gets, and with a cuBLASLt handle a device that lives as long as the process,
