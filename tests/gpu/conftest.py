@@ -13,11 +13,15 @@ def _missing() -> str | None:
     """Return what a GPU test lacks here, or None."""
     try:
         import cupy
+        import jax  # noqa: F401
         import nvmath  # noqa: F401
+        import torch
 
-        return None if cupy.cuda.is_available() else "no CUDA device"
+        if not cupy.cuda.is_available():
+            return "a CUDA device"
+        return None if torch.cuda.is_available() else "a PyTorch with CUDA"
     except ImportError as error:
-        return f"{error.name} is not installed"
+        return str(error.name)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -31,6 +35,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Leave out test files that need a GPU or a library which is not there; with ``--require-gpu``, stop."""
     if collection_path.name.startswith("test_") and _missing() is not None:
         if config.getoption("--require-gpu"):
-            raise pytest.UsageError(f"--require-gpu, and {_missing()}")
+            raise pytest.UsageError(f"--require-gpu, and this machine lacks {_missing()}")
         return True
     return None
