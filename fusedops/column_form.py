@@ -10,12 +10,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from .dtypes import dtype_named
 from .epilogs import Epilog
 from .layout import BatchLayout, MatrixLayout
 from .operands import Operand
 from .problem import Problem
 
-__all__ = ["ColumnForm", "ColumnMatrix", "bucketed", "column_form"]
+__all__ = [
+    "WORKSPACE_LIMIT",
+    "WORKSPACE_SPARE",
+    "ColumnForm",
+    "ColumnMatrix",
+    "bucketed",
+    "column_form",
+    "unasked_steps",
+]
+
+WORKSPACE_LIMIT = 32 << 20
+"""Bytes of workspace that an algorithm may ask for: a rule, because what happens to be free would change results."""
+
+WORKSPACE_SPARE = 16
+"""Bytes that a launch may pass beyond what its algorithm asks for."""
 
 _SWAPPED = {Epilog.BGRADA: Epilog.BGRADB, Epilog.BGRADB: Epilog.BGRADA}
 LAST_BUCKET_OF_ONE = 16
@@ -146,3 +161,16 @@ def _goes_on(operand: Operand, m: int) -> bool:
     if matrix.order == "col_major":
         return False
     return stride >= matrix.cols if m == 1 else stride == m * matrix.ld
+
+
+def unasked_steps(problem: Problem) -> int:
+    """Return the bytes from item to item of a bias or a sum: the heuristic asks the alignment of matrices alone."""
+    if problem.batch_count <= 1:
+        return 0
+    itemsize = dtype_named(problem.out.dtype).itemsize
+    if problem.bias is not None:
+        return problem.bias.stride * itemsize
+    gives = problem.epilog.gives
+    if gives is None or not gives.format.startswith("sum"):
+        return 0
+    return (problem.m if gives.format == "sum_a_over_k" else problem.n) * itemsize

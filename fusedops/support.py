@@ -8,7 +8,7 @@ from typing import Any
 
 from .activations import ACTIVATIONS
 from .dtypes import MATRIX_DTYPES
-from .engines.base import NO_NVMATH
+from .engines.base import LAUNCHER, NO_NVMATH
 from .engines.cells import SPLIT_CELLS
 from .epilogs import Epilog
 
@@ -34,6 +34,9 @@ class Support:
         The problems that the nvmath engine computes as a product and separate steps, and why.
     activations : tuple of str
         The activations of `matmul`.
+    launcher : str
+        How products are launched on a GPU: "native", by compiled code; "binding" and the reason, right and slower;
+        "none" where there is no engine for it.
     """
 
     versions: dict[str, str | None]
@@ -41,6 +44,7 @@ class Support:
     table: dict[str, dict[str, tuple[str, ...]]]
     split: dict[str, str]
     activations: tuple[str, ...]
+    launcher: str
 
     def as_dict(self) -> dict[str, Any]:
         """Return the record as plain data."""
@@ -49,6 +53,7 @@ class Support:
     def __str__(self) -> str:
         lines = [f"{name:18} {version or 'not installed'}" for name, version in self.versions.items()]
         lines += [f"engine {name}: {text}" for name, text in self.engines.items()]
+        lines.append(f"launcher: {self.launcher}")
         for engine, epilogs in self.table.items():
             lines.append(f"{engine}: {', '.join(epilogs)}")
             lines.append(f"  each with {', '.join(next(iter(epilogs.values())))}")
@@ -66,7 +71,7 @@ def support() -> Support:
 
     Notes
     -----
-    Imports no framework and touches no device.
+    Imports no framework and touches no device; compiles the launcher where that has not been done.
     """
     versions = {name: _version(name) for name in ("python", *_PACKAGES)}
     missing = [name for name in ("nvmath-python", "cupy") if versions[name] is None]
@@ -76,7 +81,21 @@ def support() -> Support:
     }
     dtypes = {epilog.name: tuple(MATRIX_DTYPES) for epilog in Epilog}
     split = {cell.name: cell.why for cell in SPLIT_CELLS}
-    return Support(versions, engines, dict.fromkeys(engines, dtypes), split, ACTIVATIONS)
+    return Support(
+        versions, engines, dict.fromkeys(engines, dtypes), split, ACTIVATIONS, "none" if missing else _launcher()
+    )
+
+
+def _launcher() -> str:
+    """Return how products are launched here, or will be, as far as can be told without a device."""
+    from .native.launcher import NoNativeCode, launcher_object  # what compiles is loaded for this function alone
+
+    if "nvmath" not in LAUNCHER:
+        try:
+            launcher_object()
+        except NoNativeCode as error:
+            return f"binding: {error}"
+    return LAUNCHER.get("nvmath", "native")
 
 
 def _version(name: str) -> str | None:

@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 
 from fusedops import lifetime
 from fusedops.arrays import ArraySpec, Device
+from fusedops.column_form import unasked_steps
 from fusedops.epilogs import Epilog
 from fusedops.frameworks import kind_of
 from fusedops.problem import Settings, make_problem
@@ -61,10 +62,6 @@ def test_a_deleted_result_is_not_asked_whether_it_is_ready() -> None:
 )
 def test_the_steps_of_bias_and_sums_count_for_the_alignment(epilog: str, bias_step: int, bytes_: int) -> None:
     """The heuristic asks the alignment of matrices alone; an item's bias lies where its step says."""
-    pytest.importorskip("nvmath")
-    pytest.importorskip("cupy")
-    from fusedops.engines.fused import _unasked_steps
-
     member = Epilog[epilog]
     specs: dict[str, ArraySpec | None] = {
         "a": ArraySpec.dense((3, 32, 16), "float16", CUDA),
@@ -74,4 +71,4 @@ def test_the_steps_of_bias_and_sums_count_for_the_alignment(epilog: str, bias_st
         specs["bias"] = ArraySpec((3, 1, 64), (bias_step, 64, 1), "float16", CUDA)
     if member.takes:
         specs["relu_aux"] = ArraySpec.dense((3, 32, 16), "uint8", CUDA)
-    assert _unasked_steps(make_problem(Settings(member), specs, None, None)) == bytes_
+    assert unasked_steps(make_problem(Settings(member), specs, None, None)) == bytes_

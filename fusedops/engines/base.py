@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["NO_NVMATH", "Launch", "Results"]
+__all__ = ["LAUNCHER", "NO_NVMATH", "Launch", "Results"]
 
 Array = Any
 Results = tuple[Array, Array | None]
 """The result and the auxiliary array, None where the epilog gives none."""
 
 NO_NVMATH = "CUDA arrays need nvmath-python and CuPy: pip install 'fusedops[cuda12]' (on CUDA 13: 'fusedops[cuda13]')."
+
+LAUNCHER: dict[str, str] = {}
+"""How each engine launches in this process, once it has: "native", or another way and the reason."""
 
 
 class Launch(Protocol):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..column_form import unasked_steps
 from ..cuda import device_getter, is_capturing, on_device
-from ..dtypes import dtype_named
 from ..frameworks import Framework
 from ..options import current_options
 from ..problem import Problem
@@ -38,7 +38,7 @@ class Fused:
         # A sum goes where a bias would be read; a mask or pre-activation has a place of its own.
         gives = problem.epilog.gives
         self._sums = gives is not None and gives.format.startswith("sum")
-        self._steps = _MAX_ALIGNMENT | _unasked_steps(problem)
+        self._steps = _MAX_ALIGNMENT | unasked_steps(problem)
         # What every call asks for, looked up once.
         self._ordinal = problem.device.ordinal
         self._current_device = device_getter()
@@ -111,16 +111,3 @@ class Fused:
         if self._second is not None:
             self.framework.apply_in_place(self._second, out)
         return out, aux_out
-
-
-def _unasked_steps(problem: Problem) -> int:
-    """Return the bytes from item to item of a bias or a sum: the heuristic asks the alignment of matrices alone."""
-    if problem.batch_count <= 1:
-        return 0
-    itemsize = dtype_named(problem.out.dtype).itemsize
-    if problem.bias is not None:
-        return problem.bias.stride * itemsize
-    gives = problem.epilog.gives
-    if gives is None or not gives.format.startswith("sum"):
-        return 0
-    return (problem.m if gives.format == "sum_a_over_k" else problem.n) * itemsize

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import cupy
+import jax
 import numpy as np
 import torch
 from frameworks import TestFramework, np_dtype
@@ -44,8 +45,26 @@ def to_torch(x: np.ndarray) -> Array:
     return torch.as_strided(memory, x.shape, strides, offset // x.itemsize)
 
 
+def address(x: Array) -> int:
+    """Return where an array begins on the GPU."""
+    return int(x.data_ptr() if isinstance(x, torch.Tensor) else x.data.ptr)
+
+
+def placed(framework: TestFramework, values: np.ndarray, offset: int) -> tuple[Array, Array]:
+    """Return an array that begins ``offset`` elements into a buffer, and the buffer, which holds 3 around it."""
+    stored = np.full(values.size + 16, 3, values.dtype)
+    stored[offset : offset + values.size] = values.ravel()
+    buffer = framework.make(stored)
+    x = buffer[offset : offset + values.size].reshape(values.shape)
+    assert (address(x) - offset * values.itemsize) % 16 == 0
+    return x, buffer
+
+
 TORCH = TestFramework(
     "torch-cuda", torch.Tensor, to_torch, _ALL, True, unfused=lambda a, b, bias: torch.relu(a @ b + bias)
+)
+JAX = TestFramework(
+    "jax-cuda", jax.Array, lambda x: jax.device_put(np.ascontiguousarray(x), jax.devices("cuda")[0]), _ALL, False
 )
 CUPY = TestFramework("cupy", cupy.ndarray, to_cupy, _ALL, True)
 

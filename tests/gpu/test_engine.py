@@ -13,17 +13,20 @@ import numpy as np
 import pytest
 import torch
 from cases import CASES, Case, build, laid_out
-from devices import CUPY, FRAMEWORKS
+from devices import CUPY, FRAMEWORKS, placed
 from frameworks import TestFramework, np_dtype
 from running import call, check, check_result
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusedops
 from fusedops import Epilog, calls
+from fusedops.column_form import unasked_steps
 from fusedops.engines import guard
 from fusedops.engines.cells import SPLIT_CELLS, split_cell
-from fusedops.engines.nvmath import descriptors, plan_program, programs, sound_programs
-from fusedops.engines.nvmath.execute import execute
+from fusedops.engines.nvmath import algorithms, choice, descriptors, planning, sound_programs
+from fusedops.engines.nvmath.launches import binding_way, execute_way, native_way
+from fusedops.engines.split import Split
+from fusedops.residuals import aux_dtype, aux_shape
 from fusedops.testing import assert_within, k_tail_operands, matmul_oracle, to_numpy
 
 Array = Any
@@ -82,6 +85,55 @@ def test_every_array_misaligned(framework: TestFramework, dtype: str, epilog: st
         blank = laid_out(np.zeros((16, 64), arrays["a"].dtype), out)
         result, aux = call(case, framework, arrays, out=framework.make(blank))
         check_result(case, framework, arrays, result, aux)
+
+
+@pytest.fixture
+def split_calls(monkeypatch: pytest.MonkeyPatch) -> list[Split]:
+    """The launches that were computed split, as they come."""
+    seen: list[Split] = []
+    launch = Split.__call__
+    monkeypatch.setattr(Split, "__call__", lambda self, *args: (seen.append(self), launch(self, *args))[1])
+    return seen
+
+
+AUX_CASES = [
+    Case(f"{epilog.name}-{dtype}-aux_off", epilog=epilog.name, dtype=dtype, bias="shared" if epilog.bias else None)
+    for epilog, dtype in product(Epilog, ("float16", "bfloat16", "float32"))
+    if not (epilog.activation == "gelu_tanh" and dtype == "float32")  # split wherever its arrays lie
+]
+TAKING = [case for case in AUX_CASES if case.traits.takes]
+GIVING = [replace(case, a="col" if case.epilog == "BGRADA" else "row") for case in AUX_CASES if case.traits.gives]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS, ids=str)
+@pytest.mark.parametrize("case", TAKING, ids=str)
+def test_a_residual_off_16_bytes(framework: TestFramework, case: Case, split_calls: list[Split]) -> None:
+    """A mask or pre-activation is read right wherever it lies: fused, one element and 8 bytes off split, then fused."""
+    arrays = build(case)
+    name = case.traits.takes.name
+    rest = {key: x for key, x in arrays.items() if key != name}
+    for offset in (0, 1, 8 // arrays[name].itemsize, 0):
+        given, _ = placed(framework, arrays[name], offset)
+        split_calls.clear()
+        check_result(case, framework, arrays, *call(case, framework, rest, **{name: given}))
+        assert len(split_calls) == (1 if offset else 0)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS, ids=str)
+@pytest.mark.parametrize("case", GIVING, ids=str)
+def test_aux_out_off_16_bytes(framework: TestFramework, case: Case, split_calls: list[Split]) -> None:
+    """``aux_out=`` is written whole wherever it lies, and nothing around it; off 16 bytes all but sums are split."""
+    arrays, gives = build(case), case.traits.gives
+    blank = np.zeros(aux_shape(gives, (), case.m, case.n), np_dtype(aux_dtype(gives, case.dtype)))
+    for offset in (0, 1, 8 // blank.itemsize, 0):
+        given, buffer = placed(framework, blank, offset)
+        split_calls.clear()
+        out, aux = call(case, framework, arrays, aux_out={gives.name: given})
+        assert aux is given
+        check_result(case, framework, arrays, out, aux)
+        assert (np.delete(to_numpy(buffer), slice(offset, offset + blank.size)) == 3).all()
+        if not gives.format.startswith("sum"):
+            assert len(split_calls) == (1 if offset else 0)
 
 
 @pytest.mark.parametrize("activation", [None, "relu", "gelu_tanh"])
@@ -237,9 +289,9 @@ def test_many_shapes_and_streams_keep_memory_flat() -> None:
         torch.cuda.synchronize()
 
     run(20_000)
-    before = torch.cuda.memory_reserved(), _resident(), len(descriptors._families), len(programs._bucket_algorithms)
+    before = torch.cuda.memory_reserved(), _resident(), len(descriptors._families), len(algorithms._bucket_algorithms)
     run(100_000)
-    after = torch.cuda.memory_reserved(), _resident(), len(descriptors._families), len(programs._bucket_algorithms)
+    after = torch.cuda.memory_reserved(), _resident(), len(descriptors._families), len(algorithms._bucket_algorithms)
     assert after[0] <= before[0] + (64 << 20)
     assert after[1] <= before[1] + (16 << 20)
     assert after[2:] == before[2:]
@@ -286,36 +338,67 @@ def test_explain_and_support_say_what_runs() -> None:
 SAME_BITS = [c for c in CASES if c.op == "epilog_matmul" and c.dtype in ("float16", "float32") and c.data == "random"]
 
 
-@pytest.mark.parametrize("case", SAME_BITS[::2], ids=str)
-def test_the_launch_gives_the_bits_of_matmul_execute(case: Case) -> None:
-    """The short way through the binding computes what nvmath's own ``Matmul.execute`` computes."""
+WAYS = {"native": native_way, "binding": binding_way, "execute": execute_way}
+
+
+def written(case: Case, out: Array, aux: Array | None) -> list[np.ndarray]:
+    """Return the bytes of a result and of an auxiliary output, without the padding, which may hold anything."""
+    parts = [cupy.asnumpy(out)]
+    gives = case.traits.gives
+    if gives is not None:
+        host = cupy.asnumpy(aux)
+        bits = gives.format == "relu_mask"
+        padded = gives.format == "preact"
+        parts.append(np.unpackbits(host, axis=-1, count=case.n, bitorder="little") if bits else host)
+        parts[1] = parts[1][..., : case.n] if padded else parts[1]
+    return [np.ascontiguousarray(part).view("u1") if part.size else part for part in parts]
+
+
+@pytest.mark.parametrize("case", SAME_BITS, ids=str)
+def test_every_way_to_launch_gives_the_bits_of_matmul_execute(case: Case) -> None:
+    """The native launcher, the binding and nvmath's own ``Matmul.execute`` compute one thing, and so does the call."""
     arrays = {name: CUPY.make(x) for name, x in build(case).items()}
-    a, b = arrays["a"], arrays["b"]
     settings = {name: x for name, x in case.settings.items() if name not in ("alpha", "beta")}
+    a, b = arrays["a"], arrays["b"]
     rest = {name: x for name, x in arrays.items() if name not in ("a", "b")}
     problem = fusedops.plan(a, b, **rest, **settings).problem
     if split_cell(problem) is not None:
         assert fusedops.explain(a, b, **rest, **settings).strategy == "split"
         return
-    fast, fast_aux = call(case, CUPY, build(case))
-    out = cupy.zeros(fast.shape, fast.dtype)
+    want = written(case, *call(case, CUPY, build(case)))
     beta = case.beta if "c" in arrays else 0.0
-    if "c" in arrays:
-        out[...] = arrays["c"]
-    residual = arrays.get("relu_aux", arrays.get("gelu_aux"))
+    for name, way in WAYS.items():
+        out, aux = cupy.zeros(problem.out_spec.shape, np_dtype(problem.out.dtype)), None
+        if problem.aux_spec is not None:
+            aux = cupy.zeros(problem.aux_spec.shape, np_dtype(problem.aux_spec.dtype))
+        sums = aux is not None and case.traits.gives.format.startswith("sum")
+        bias = aux if sums else arrays.get("bias")
+        residual = arrays.get("relu_aux", arrays.get("gelu_aux", None if sums else aux))
+        at = [
+            0 if x is None else x.data.ptr for x in (a, b, arrays.get("c", out) if beta else out, out, bias, residual)
+        ]
+        joined = int(np.bitwise_or.reduce([*at, unasked_steps(problem), 16]))
+        program = planning.plan_program(problem, joined & -joined, way)
+        workspace = cupy.empty(max(program.workspace, 1), cupy.uint8)
+        stream = cupy.cuda.get_current_stream().ptr
+        program.launch(*at, workspace.data.ptr, case.alpha, beta, stream)
+        for got, expected in zip(written(case, out, aux), want, strict=True):
+            assert np.array_equal(got, expected), name
 
-    def address(x: Array | None) -> int:
-        return 0 if x is None else x.data.ptr
 
-    joined = address(a) | address(b) | address(out) | address(arrays.get("bias")) | address(residual) | 16
-    program = plan_program(problem, joined & -joined)
-    aux = execute(
-        problem, program, address(a), address(b), address(out), address(arrays.get("bias")), address(residual),
-        case.alpha, beta,
-    )  # fmt: skip
-    assert bool((out.view("u1") == fast.view("u1")).all()) if out.size else out.shape == fast.shape
-    if fast_aux is not None and case.traits.gives.format.startswith("sum"):
-        assert np.array_equal(cupy.asnumpy(aux).ravel(), cupy.asnumpy(fast_aux).ravel())
+def test_the_native_launcher_is_the_one_in_use() -> None:
+    """There is a C compiler on a machine that runs these tests, and this nvmath has all that the launcher reads."""
+    a = torch.randn(16, 16, device="cuda").half()
+    fusedops.matmul(a, a, activation="relu")
+    assert fusedops.support().launcher == "native"
+
+
+@pytest.mark.parametrize("case", SAME_BITS[::8], ids=str)
+def test_public_names_of_nvmath_alone_are_enough(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of an nvmath without descriptors and bindings: planned and launched by ``Matmul`` alone, and right."""
+    monkeypatch.setattr(choice, "_fast", False)
+    monkeypatch.setattr(calls, "_plans", type(calls._plans)())
+    check(case, CUPY)
 
 
 @pytest.mark.parametrize("epilog", [epilog.name for epilog in Epilog])
@@ -331,7 +414,7 @@ def test_verify_passes_sound_plans(epilog: str) -> None:
 def test_verify_catches_a_wrong_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the guard off, `verify` is what keeps the algorithm out that drops the tail of k."""
     monkeypatch.setattr(guard, "KNOWN_BAD", ())
-    monkeypatch.setattr(programs, "_bucket_algorithms", {})
+    monkeypatch.setattr(algorithms, "_bucket_algorithms", {})
     calls._plans.clear()
     caught = 0
     with fusedops.options(verify=True):

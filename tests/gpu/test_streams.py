@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import permutations
@@ -96,6 +97,34 @@ def test_a_source_may_be_dropped_and_its_memory_refilled(lead: str, source: str)
     gc.collect()
     refill(source)
     torch.cuda.synchronize()
+    assert float(to_numpy(out).min()) == float(to_numpy(out).max()) == 2.0 * N
+
+
+def keep_busy(framework: str) -> None:
+    """Queue a tenth of a second on the framework's current stream."""
+    current = torch.cuda.current_stream().cuda_stream if framework == "torch" else cupy.cuda.get_current_stream().ptr
+    with torch.cuda.stream(torch.cuda.ExternalStream(current)):
+        torch.cuda._sleep(200_000_000)
+
+
+@pytest.mark.parametrize(("lead", "source"), [*permutations(SLOW, 2)])
+def test_a_source_lives_until_its_reader_is_done(lead: str, source: str) -> None:
+    """A foreign operand that its owner has dropped stays an object while a launch waits to read it, and no longer."""
+    a, b = READY[lead](1.0), READY[source](2.0)
+    fusedops.matmul(a, b)  # planned and loaded
+    torch.cuda.synchronize()
+    before = held_count()
+    owned = weakref.ref(b)
+    side = SIDE[lead]()
+    with side:
+        keep_busy(lead)
+        out = fusedops.matmul(a, b)
+    del b
+    assert held_count() == before + 1  # asked, and the launch has not run
+    assert owned() is not None
+    torch.cuda.synchronize()
+    fusedops.matmul(a, READY[source](3.0))
+    assert owned() is None
     assert float(to_numpy(out).min()) == float(to_numpy(out).max()) == 2.0 * N
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from functools import cache
@@ -11,41 +10,67 @@ from typing import Any
 import cupy
 import numpy as np
 from nvmath.bindings import cublasLt
-from nvmath.linalg.advanced import Matmul, MatmulComputeType, MatmulEpilog, MatmulOptions
 
 from ...column_form import ColumnForm
-from ...dlpack import numpy_dtype
-from ...epilogs import Epilog
+from ...native.launcher import Launcher, NativeDescriptor
 from ...problem import Problem
-from ...residuals import aux_dtype, mask_bytes, padded_preact
+from .carriers import INVENTED, planned_matmul
 
-__all__ = ["FAMILIES_KEPT", "INVENTED", "WORKSPACE_LIMIT", "Descriptor", "family", "matmul_options"]
-
-WORKSPACE_LIMIT = 32 << 20
-"""Bytes of workspace that an algorithm may ask for: a rule, because what happens to be free would change results."""
+__all__ = ["FAMILIES_KEPT", "Descriptor", "NoFastWay", "copied", "family"]
 
 FAMILIES_KEPT = 1024
 """Descriptors kept at most; the oldest half goes when there are more."""
 
-INVENTED = 1 << 40
-"""The address of every carrier: planning reads its alignment, and nothing reads its memory."""
+_Attribute = cublasLt.MatmulDescAttribute
+_BIAS_POINTER, _AUX_POINTER = int(_Attribute.BIAS_POINTER), int(_Attribute.EPILOGUE_AUX_POINTER)
+_BIAS_STRIDE = int(_Attribute.BIAS_BATCH_STRIDE)
+_COPIED = tuple(
+    _Attribute[name]
+    for name in (
+        "POINTER_MODE",
+        "TRANSA",
+        "TRANSB",
+        "TRANSC",
+        "FILL_MODE",
+        "EPILOGUE",
+        "BIAS_BATCH_STRIDE",
+        "BIAS_DATA_TYPE",
+        "EPILOGUE_AUX_LD",
+        "EPILOGUE_AUX_BATCH_STRIDE",
+        "EPILOGUE_AUX_DATA_TYPE",
+        "SM_COUNT_TARGET",
+        "FAST_ACCUM",
+    )
+)
+"""All that a ``Matmul`` of ours can set, but for types and pointers."""
 
-_COMPUTE = {"float64": MatmulComputeType.COMPUTE_64F, "float32": MatmulComputeType.COMPUTE_32F}
-_BIAS_STRIDE = int(cublasLt.MatmulDescAttribute.BIAS_BATCH_STRIDE)
+_create = cublasLt.matmul_desc_create
+_destroy = cublasLt.matmul_desc_destroy
+_get = cublasLt.matmul_desc_get_attribute
+_set = cublasLt.matmul_desc_set_attribute
+_size_of = cublasLt.get_matmul_desc_attribute_dtype
 
-_quiet = logging.getLogger("fusedops.nvmath")
-_quiet.setLevel(logging.ERROR)
+
+class NoFastWay(RuntimeError):
+    """The ``Matmul`` of the installed nvmath does not show its descriptor."""
 
 
 class Descriptor:
-    """An operation descriptor, the ``Matmul`` that owns it, and the lock of the pointers in it."""
+    """An operation descriptor, the ``Matmul`` that owns it, and the lock of the pointers in it.
 
-    __slots__ = ("__weakref__", "address", "buffer", "handle", "lock", "matmul", "pointer")
+    ``native`` is the launcher's own copy of it, made with the family's first native program.
+    """
 
-    def __init__(self, matmul: Any) -> None:
+    __slots__ = ("__weakref__", "address", "buffer", "handle", "lock", "matmul", "native", "pointer")
+
+    def __init__(self, matmul: Any, handle: int) -> None:
+        try:
+            self.pointer: int = matmul.mm_desc
+        except AttributeError as error:
+            raise NoFastWay(str(error)) from error
         self.matmul = matmul
-        self.handle: int = matmul.handle
-        self.pointer: int = matmul.mm_desc
+        self.handle = handle
+        self.native: NativeDescriptor | None = None
         self.lock = threading.Lock()
         self.buffer = np.zeros(1, np.uint64)
         self.address: int = self.buffer.ctypes.data
@@ -54,7 +79,12 @@ class Descriptor:
     def set(self, attribute: int, value: int) -> None:
         """Set a pointer or stride of 8 bytes; the caller holds the lock."""
         self.buffer[0] = value
-        cublasLt.matmul_desc_set_attribute(self.pointer, attribute, self.address, 8)
+        _set(self.pointer, attribute, self.address, 8)
+
+    def invent_pointers(self, form: ColumnForm) -> None:
+        """Set the pointers of the arrays that an epilog has, which a heuristic and a check want to see."""
+        for pointer in _pointers(form):
+            self.set(pointer, INVENTED)
 
 
 _families: dict[Any, Descriptor] = {}
@@ -65,12 +95,6 @@ def _handle(ordinal: int) -> int:
     """Return the process's cuBLASLt handle of a device, which is never destroyed."""
     with cupy.cuda.Device(ordinal):
         return int(cublasLt.create())
-
-
-@cache
-def _private_stream(ordinal: int) -> Any:
-    with cupy.cuda.Device(ordinal):
-        return cupy.cuda.Stream(non_blocking=True)
 
 
 def family(form: ColumnForm, problem: Problem) -> Descriptor:
@@ -92,69 +116,57 @@ def family(form: ColumnForm, problem: Problem) -> Descriptor:
         if len(_families) >= FAMILIES_KEPT:
             for old in list(_families)[: FAMILIES_KEPT // 2]:
                 del _families[old]
+        handle = _handle(problem.device.ordinal)
         try:
-            planned = _planned_matmul(form, problem)
+            planned = planned_matmul(form, problem, handle)
         except (AssertionError, RuntimeError, TypeError, ValueError, cublasLt.cuBLASLtError) as error:
             # In nvmath's words, which are those of the transposed problem.
             raise RuntimeError(f"nvmath cannot plan {problem}: {error}") from error
-        descriptor = _families[key] = Descriptor(planned)
+        descriptor = _families[key] = Descriptor(planned, handle)
         if bias_stride:
             descriptor.set(_BIAS_STRIDE, bias_stride)
     return descriptor
 
 
-def _planned_matmul(form: ColumnForm, problem: Problem) -> Any:
-    """Return a planned ``Matmul`` with dense carriers of this problem's extents."""
-    ordinal = problem.device.ordinal
-    batch = (form.batch_count,) if form.batch_count > 1 else ()
-    b_order = "row" if form.epilog is Epilog.BGRADB else "column"
-    a = _carrier((*batch, form.m, form.k), problem.a.dtype, "column", ordinal)
-    b = _carrier((*batch, form.k, form.n), problem.a.dtype, b_order, ordinal)
-    c = _carrier((*batch, form.m, form.n), problem.out.dtype, "column", ordinal)
-    stream = _private_stream(ordinal)
-    matmul = Matmul(a, b, c, beta=0.0, options=matmul_options(problem), stream=stream)
-    epilog = None if form.epilog is Epilog.DEFAULT else MatmulEpilog[form.epilog.name]
-    matmul.plan(epilog=epilog, epilog_inputs=_epilog_carriers(form, problem, batch), stream=stream)
-    return matmul
+def copied(descriptor: Descriptor, form: ColumnForm, launcher: Launcher) -> NativeDescriptor:
+    """Return a copy that the launcher owns, because C and an object of nvmath must not share pointers."""
+    with descriptor.lock:
+        types = [_read(descriptor.pointer, kind) for kind in (_Attribute.COMPUTE_TYPE, _Attribute.SCALE_TYPE)]
+        pointer = int(_create(*types))
+        try:
+            for attribute in _COPIED:
+                _copy(descriptor.pointer, pointer, attribute)
+            for at in _pointers(form):
+                descriptor.buffer[0] = INVENTED
+                _set(pointer, at, descriptor.address, 8)
+            return launcher.descriptor(pointer)
+        except BaseException:
+            _destroy(pointer)
+            raise
 
 
-def matmul_options(problem: Problem) -> MatmulOptions:
-    """Return how every ``Matmul`` of a problem is made."""
-    compute = _COMPUTE[problem.compute_dtype]
-    if problem.precision == "tf32":
-        compute = MatmulComputeType.COMPUTE_32F_FAST_TF32
-    return MatmulOptions(
-        inplace=True,
-        compute_type=compute,
-        handle=_handle(problem.device.ordinal),
-        memory_limit=WORKSPACE_LIMIT,
-        logger=_quiet,
-    )
+def _pointers(form: ColumnForm) -> list[int]:
+    """Return the pointers that a form's epilog reads: a sum goes where a bias would be read."""
+    gives = form.epilog.gives
+    sums = gives is not None and gives.format.startswith("sum")
+    aux = form.epilog.takes or (gives and not sums)
+    return [_BIAS_POINTER] * bool(form.epilog.bias or sums) + [_AUX_POINTER] * bool(aux)
 
 
-def _epilog_carriers(form: ColumnForm, problem: Problem, batch: tuple[int, ...]) -> dict[str, Any] | None:
-    ordinal, out_dtype = problem.device.ordinal, problem.out.dtype
-    if form.epilog.bias:
-        return {"bias": _carrier((form.m,), out_dtype, "column", ordinal)}
-    takes = form.epilog.takes
-    if takes is None:
-        return None
-    rows = mask_bytes(form.m) if takes.format == "relu_mask" else padded_preact(form.m)
-    return {takes.name: _carrier((*batch, rows, form.n), aux_dtype(takes, out_dtype), "column", ordinal)}
+def _read(pointer: int, attribute: Any) -> int:
+    value: Any = np.zeros(1, _size_of(attribute))
+    written = np.zeros(1, np.uint64)
+    _get(pointer, int(attribute), value.ctypes.data, value.nbytes, written.ctypes.data)
+    return int(value[0])
 
 
-def _carrier(shape: tuple[int, ...], dtype: str, order: str, ordinal: int) -> Any:
-    """Return a dense CuPy array over an invented address; its last two axes in the given order."""
-    cupy_dtype = numpy_dtype(dtype)
-    itemsize = cupy_dtype.itemsize
-    steps = [itemsize]
-    memory_order = (*shape[:-2], shape[-1], shape[-2]) if order == "column" and len(shape) > 1 else shape
-    for extent in reversed(memory_order[1:]):
-        steps.append(steps[-1] * extent)
-    steps.reverse()
-    if order == "column" and len(shape) > 1:
-        steps[-2:] = steps[-1], steps[-2]
-    size = max(int(np.prod(shape)), 1) * itemsize
-    memory = cupy.cuda.UnownedMemory(INVENTED, size, None, ordinal)
-    pointer = cupy.cuda.MemoryPointer(memory, 0)
-    return cupy.ndarray(shape, dtype=cupy_dtype, memptr=pointer, strides=tuple(steps))
+def _copy(source: int, target: int, attribute: Any) -> None:
+    """Copy an attribute that differs; a default, such as the -1 of a type, is not always one that may be set."""
+    try:
+        wanted = _read(source, attribute)
+        differs = wanted != _read(target, attribute)
+    except cublasLt.cuBLASLtError:  # unknown to this cuBLASLt, so nobody has set it
+        return
+    if differs:
+        value: Any = np.array([wanted], _size_of(attribute))
+        _set(target, int(attribute), value.ctypes.data, value.nbytes)

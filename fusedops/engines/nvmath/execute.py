@@ -1,59 +1,142 @@
-"""The long way to launch a program: ``Matmul.execute`` on real operands, with the program's own algorithm.
+"""The long way: ``Matmul.plan`` and ``Matmul.execute``, nvmath's public interface and nothing else.
 
-It is the check of the short way, to the bit: what is launched is what nvmath's public interface computes.
+It is the way of an nvmath that lacks what the fast ways read, and their check, to the bit. A launch costs a new
+``Matmul``.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import cupy
 import numpy as np
-from nvmath.bindings import cublasLt
-from nvmath.linalg.advanced import Algorithm, Matmul, MatmulEpilog
+from nvmath.bindings.cublasLt import cuBLASLtError
+from nvmath.linalg.advanced import Algorithm, Matmul, MatmulEpilog, MatmulPlanPreferences, MatmulReductionScheme
 
-from ...column_form import ColumnMatrix
+from ...column_form import ColumnForm, ColumnMatrix, column_form
 from ...dlpack import numpy_dtype
 from ...epilogs import Epilog
+from ...frameworks.cupy import CuPy
 from ...problem import Problem
 from ...residuals import aux_dtype, mask_bytes, padded_preact
-from .descriptors import matmul_options
+from ..guard import Traits, refusal
+from .carriers import INVENTED, matmul_options, private_stream
 from .programs import Program
 
-__all__ = ["execute"]
+__all__ = ["ExecuteLaunch", "plan_program", "sound_programs"]
 
 Array = Any
 
+_CUPY = CuPy()
+_CANDIDATES = 16
+_SCHEMES = (MatmulReductionScheme.MASK, MatmulReductionScheme.NONE)
+"""Ways to split k: any, and none."""
 
-def execute(
-    problem: Problem, program: Program, a: int, b: int, out: int, bias: int, aux: int, alpha: float, beta: float
-) -> Array | None:
-    """Compute into ``out``, in place of the ``c`` that stands there, and return nvmath's auxiliary output.
 
-    Parameters
-    ----------
-    problem, program
-        What to compute, and with which algorithm.
-    a, b, out, bias, aux : int
-        Addresses in the caller's terms; ``aux`` is read by backward epilogs only.
-    alpha, beta : float
-        Factors of the product and of what ``out`` holds.
+def plan_program(problem: Problem, alignment: int) -> Program:
+    """Return the program of a problem for addresses that are multiples of ``alignment`` bytes.
 
-    Returns
-    -------
-    cupy.ndarray or None
-        The auxiliary output in column order, the transpose of the caller's.
+    Raises
+    ------
+    RuntimeError
+        When the library offers no algorithm that is not known to be wrong.
     """
-    form, ordinal = program.form, problem.device.ordinal
-    operands = [_over(at, matrix, form.batch_count) for at, matrix in ((b, form.A), (a, form.B), (out, form.D))]
-    stream = cupy.cuda.get_current_stream(ordinal)
-    found = cublasLt.MatmulHeuristicResult.from_ptr(program.algorithm)
-    with Matmul(*operands, alpha=alpha, beta=beta, options=matmul_options(problem), stream=stream) as matmul:
-        epilog = None if form.epilog is Epilog.DEFAULT else MatmulEpilog[form.epilog.name]
-        inputs = _epilog_inputs(problem, program, bias, aux)
-        matmul.plan(algorithms=[Algorithm(found)], epilog=epilog, epilog_inputs=inputs, stream=stream)
-        result = matmul.execute(stream=stream)
-    return next(iter(result[1].values())) if isinstance(result, tuple) else None
+    programs = sound_programs(problem, alignment)
+    if not programs:
+        raise RuntimeError(f"cuBLASLt has no algorithm for {problem}. Please report it with this line.")
+    return programs[0]
+
+
+def sound_programs(problem: Problem, alignment: int) -> list[Program]:
+    """Return a program for each algorithm that ``Matmul.plan`` proposes and that is not known to be wrong."""
+    form = column_form(problem)
+    ordinal = problem.device.ordinal
+    at = INVENTED + alignment  # a multiple of that and of no more
+    schemes = [MatmulReductionScheme.NONE] if problem.deterministic else list(_SCHEMES)
+    found: list[Algorithm] = []
+    with cupy.cuda.Device(ordinal):
+        for scheme in schemes:
+            preferences = MatmulPlanPreferences(limit=_CANDIDATES, reduction_scheme_mask=scheme)
+            stream = private_stream(ordinal)
+            # Without any algorithm nvmath raises, and another scheme may have one.
+            with (
+                suppress(RuntimeError, cuBLASLtError),
+                _matmul(form, problem, (at, at, at), 1.0, 0.0, stream) as matmul,
+            ):
+                found += _planned(matmul, form, problem, at, at, stream, preferences=preferences)
+    traits = [(algorithm, Traits(algorithm.algorithm_id, algorithm.split_k, form.k)) for algorithm in found]
+    return [
+        Program(form, each.algorithm_id, each.split_k, 0, ExecuteLaunch(form, problem, algorithm), algorithm)
+        for algorithm, each in traits
+        if refusal(each) is None
+    ]
+
+
+class ExecuteLaunch:
+    """``Matmul.execute`` on arrays over the addresses of a call; ``kept`` lives as long as the algorithm is needed."""
+
+    def __init__(self, form: ColumnForm, problem: Problem, algorithm: Algorithm, kept: object = None) -> None:
+        self._form = form
+        self._problem = problem
+        self._algorithm = algorithm
+        self._kept = kept
+
+    def __call__(
+        self,
+        a: int,
+        b: int,
+        c: int,
+        out: int,
+        bias: int,
+        aux: int,
+        workspace: int,
+        alpha: float,
+        beta: float,
+        stream: int,
+        /,
+    ) -> None:
+        form, problem = self._form, self._problem
+        ordinal = problem.device.ordinal
+        gives = form.epilog.gives
+        with cupy.cuda.Device(ordinal), _CUPY.on_stream(stream, problem.device):
+            there = cupy.cuda.get_current_stream(ordinal)
+            if c != out and beta != 0.0 and form.C is not None:
+                # The computation is in place of c, and the caller's stays as it is.
+                result, source = (_over(at, x, form.batch_count) for at, x in ((out, form.D), (c, form.C)))
+                result[...] = source
+            with _matmul(form, problem, (b, a, out), alpha, beta, there) as matmul:
+                _planned(matmul, form, problem, bias, aux, there, algorithms=[self._algorithm])
+                computed = matmul.execute(stream=there)
+            if gives is not None:
+                written = next(iter(computed[1].values()))
+                _copy_out(written, bias if gives.format.startswith("sum") else aux)
+
+
+def _matmul(
+    form: ColumnForm, problem: Problem, addresses: tuple[int, int, int], alpha: float, beta: float, stream: Any
+) -> Matmul:
+    """Return a ``Matmul`` over A, B and D, which is computed in place of the ``c`` that stands there."""
+    matrices = zip(addresses, (form.A, form.B, form.D), strict=True)
+    operands = [_over(at, matrix, form.batch_count) for at, matrix in matrices]
+    return Matmul(*operands, alpha=alpha, beta=beta, options=matmul_options(problem), stream=stream)
+
+
+def _planned(
+    matmul: Matmul, form: ColumnForm, problem: Problem, bias: int, aux: int, stream: Any, **how: Any
+) -> list[Algorithm]:
+    """Plan a ``Matmul``, and return its algorithms."""
+    epilog = None if form.epilog is Epilog.DEFAULT else MatmulEpilog[form.epilog.name]
+    return list(
+        matmul.plan(epilog=epilog, epilog_inputs=_epilog_inputs(form, problem, bias, aux), stream=stream, **how)
+    )
+
+
+def _copy_out(written: Array, address: int) -> None:
+    """Copy an auxiliary output in dense column order, as nvmath returns it, to the caller's memory: the same bytes."""
+    rows = written if written.ndim == 1 else written.swapaxes(-1, -2)
+    flat = cupy.ascontiguousarray(rows).ravel()
+    _array(address, flat.shape, flat.dtype, (flat.dtype.itemsize,))[...] = flat
 
 
 def _over(address: int, matrix: ColumnMatrix, batch_count: int) -> Array:
@@ -69,12 +152,11 @@ def _over(address: int, matrix: ColumnMatrix, batch_count: int) -> Array:
 
 
 def _array(address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...]) -> Array:
-    memory = cupy.cuda.UnownedMemory(address, int(np.prod(shape)) * dtype.itemsize, None)
+    memory = cupy.cuda.UnownedMemory(address, int(np.prod(shape)) * dtype.itemsize, None, cupy.cuda.Device().id)
     return cupy.ndarray(shape, dtype, memptr=cupy.cuda.MemoryPointer(memory, 0), strides=strides)
 
 
-def _epilog_inputs(problem: Problem, program: Program, bias: int, aux: int) -> dict[str, Array] | None:
-    form = program.form
+def _epilog_inputs(form: ColumnForm, problem: Problem, bias: int, aux: int) -> dict[str, Array] | None:
     if form.epilog.bias:
         dtype = numpy_dtype(problem.out.dtype)
         if form.bias is not None and form.bias.stride:
