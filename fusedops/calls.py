@@ -19,7 +19,7 @@ from .plans import Plan, make_plan
 from .problem import Settings
 from .streams import launch_stream
 
-__all__ = ["AuxOut", "call", "new_plan"]
+__all__ = ["AuxOut", "call", "new_plan", "plan_of"]
 
 Array = Any
 Operands = tuple[Array, ...]
@@ -72,6 +72,16 @@ def new_plan(op: str, settings: Settings, operands: Operands, out: Array | None,
         if settings.precision is None:
             settings = settings._replace(precision=lead.framework.float32_precision(joined[0]))
         return make_plan(lead.framework, settings, joined, out, aux_out)
+    except OURS as error:
+        raise named(op, error) from error.__cause__
+
+
+def plan_of(op: str, framework: Framework, settings: Settings, operands: Operands) -> Plan:
+    """Return the plan of a product of the lead's own arrays, or of what stands for them, without running it."""
+    try:
+        if settings.precision is None:
+            settings = settings._replace(precision=framework.float32_precision(operands[0]))
+        return _planned(framework, settings, operands, None, None)
     except OURS as error:
         raise named(op, error) from error.__cause__
 

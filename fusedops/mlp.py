@@ -16,6 +16,7 @@ from .mlp_rules import check_cotangent
 from .mlp_steps import (
     GRAD_OPERANDS,
     OPERANDS,
+    SECOND,
     How,
     MlpSaved,
     dpreact_and_dbias,
@@ -23,6 +24,7 @@ from .mlp_steps import (
     folded,
     hidden_layer,
     join,
+    joined_layers,
     product,
     saved_arrays,
 )
@@ -122,9 +124,11 @@ def mlp(
                 check_outputs(framework, (x, w1, w2, b1, b2), {"out": out}, OPERANDS)
         except OURS as error:
             raise named("mlp", error) from error.__cause__
-        saved = hidden_layer("mlp", framework, x, w1, b1, how, save)
-        second = "mlp, second layer (a is the hidden layer, b is w2, bias is b2)"
-        result = product(second, how, saved.hidden, w2, bias=b2, transpose_b=transpose_w2, out=out)
+        if not save and (result := joined_layers(framework, (x, w1, w2, b1, b2), how)) is not None:
+            saved = MlpSaved(result, None)
+        else:
+            saved = hidden_layer("mlp", framework, x, w1, b1, how, save)
+            result = product(SECOND, how, saved.hidden, w2, bias=b2, transpose_b=transpose_w2, out=out)
         if sources:
             settle(framework, framework.device(result), (result, *saved), sources)
         return (result, saved) if save else result

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from .calls import call
+from .activations import FUSED
+from .calls import call, plan_of
 from .dtypes import dtype_named, name_of
+from .engines import two_layers
 from .epilogs import Epilog
 from .errors import OURS, named
 from .frameworks import Framework
@@ -20,6 +22,7 @@ from .residuals import padded_preact
 __all__ = [
     "GRAD_OPERANDS",
     "OPERANDS",
+    "SECOND",
     "How",
     "MlpSaved",
     "dpreact_and_dbias",
@@ -27,6 +30,7 @@ __all__ = [
     "folded",
     "hidden_layer",
     "join",
+    "joined_layers",
     "product",
     "saved_arrays",
 ]
@@ -108,6 +112,28 @@ def saved_arrays(saved: MlpSaved | None, activation: str | None) -> tuple[Array 
             f'saved.preact is None, and activation "{activation}" reads it. Pass what mlp saved with this activation.'
         )
     return saved.hidden, saved.preact
+
+
+FIRST = "mlp, first layer (a is x, b is w1, bias is b1)"
+SECOND = "mlp, second layer (a is the hidden layer, b is w2, bias is b2)"
+
+
+def joined_layers(framework: Framework, operands: tuple[Array, ...], how: How) -> Array | None:
+    """Return both layers as one operation, None where the lead's engine has none for the activation."""
+    if not framework.joins_layers or how.activation not in (None, *FUSED):
+        return None
+    x, w1, w2, b1, b2 = operands
+    to_hidden = Settings(
+        activation=how.activation,
+        transpose_b=how.transpose_w1,
+        precision=how.precision,
+        deterministic=how.deterministic,
+    )
+    first = plan_of(FIRST, framework, to_hidden, (x, w1, b1, None, None, None))
+    hidden = framework.placeholder(first.problem.out_spec.shape, x)
+    to_out = to_hidden._replace(activation=None, transpose_b=how.transpose_w2)
+    second = plan_of(SECOND, framework, to_out, (hidden, w2, b2, None, None, None))
+    return two_layers(first.launch, second.launch, *operands)
 
 
 def hidden_layer(

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from virtual_devices import ask_for_virtual_devices
+
+ask_for_virtual_devices()
+
 from frameworks import FRAMEWORKS, TestFramework
 
 

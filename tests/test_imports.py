@@ -80,39 +80,43 @@ LAYERS = (
     "plans",
     "explanation outputs streams",
     "engines support",
-    "engines.gpu",
-    "engines.split",
-    "engines.fused engines.reference",
-    "engines.verify",
+    "engines.gpu engines.xla",
+    "engines.split xla",
+    "engines.fused engines.reference xla.derivatives xla.layers",
+    "engines.verify xla.composite",
+    "xla.product",
+    "xla.handler xla.meshes",
+    "xla.local",
+    "xla.unfused",
     "engines.nvmath lead lifetime",
     "engines.nvmath.choice",
     "engines.nvmath.planning",
     "engines.nvmath.launches",
     "engines.nvmath.algorithms engines.nvmath.execute",
     "engines.nvmath.descriptors engines.nvmath.programs",
-    "engines.nvmath.carriers engines.nvmath.peers native.layouts",
+    "engines.nvmath.carriers engines.nvmath.peers native.layouts xla.problem_text",
     "engines.cells column_form frameworks",
     "frameworks.dlpack problem",
     "frameworks.array_api frameworks.cupy frameworks.jax frameworks.torch",
     "frameworks.numpy mlp_rules results",
     "frameworks.base operands",
-    "activations dlpack native.launcher residuals",
+    "activations dlpack native.launcher residuals xla.product_spec",
     "arrays cuda engines.base engines.guard layout options",
     "dtypes epilogs errors native native.build",
 )
 
 LAZY = {
     # what `import_module` may load, by the module that calls it
-    "engines": {"engines.gpu", "engines.reference"},
+    "engines": {"engines.gpu", "engines.reference", "engines.xla"},
     "frameworks.dlpack": {"frameworks.cupy"},
     "frameworks": {f"frameworks.{name}" for name in ("array_api", "cupy", "dlpack", "jax", "numpy", "torch")},
 }
 
 OWNERS = {
     # the only importers of a library, by module or package; NumPy, array_api_compat and the standard library are free
-    "ctypes": {"dlpack", "native.build", "native.launcher"},
+    "ctypes": {"dlpack", "native.build", "native.launcher", "xla.handler"},
     "torch": {"frameworks.torch", "bench.cpu", "bench.host"},
-    "jax": {"frameworks.jax", "bench.cpu", "bench.host"},
+    "jax": {"frameworks.jax", "bench.cpu", "bench.host", "engines.xla", "xla"},
     "cupy": {
         "bench.host",
         "cuda",

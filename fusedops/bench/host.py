@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -16,9 +17,12 @@ __all__ = ["host_table"]
 Rows = dict[str, Callable[[], object]]
 _N = 128
 _FIRST_NEW_M = 300
+_LAYERS = 6
 ADDMM = "torch._addmm_activation"
 LINEAR = "torch relu(F.linear)"
 STATEFUL = "nvmath reset_operands_unchecked + execute"
+XLA = "jax.jit(relu(x @ w + b))"
+XLA_CHAIN = "the same six times in one jax.jit"
 
 
 def host_table(rounds: int, calls: int) -> Table:
@@ -49,12 +53,13 @@ def host_table(rounds: int, calls: int) -> Table:
     from ..engines.nvmath.peers import library_version
 
     with torch.no_grad():
-        rows = {**_torch_rows(torch, (rounds + 1) * calls), **_cupy_rows(cupy), **_nvmath_rows(torch)}
+        rows = {**_torch_rows(torch, (rounds + 1) * calls), **_cupy_rows(cupy), **_nvmath_rows(torch), **_jax_rows()}
         title = f"host time of relu(a @ b + bias), {_N} x {_N} float16, microseconds a call"
         device = torch.cuda.get_device_name()
         versions = {"CUDA driver": str(cupy.cuda.runtime.driverGetVersion()), "cuBLASLt": library_version()}
         drain = torch.cuda.synchronize
-        return host_samples(title, device, versions, rows, (ADDMM, LINEAR, STATEFUL), rounds, calls, drain)
+        baselines = (ADDMM, LINEAR, STATEFUL, *[row for row in (XLA, XLA_CHAIN) if row in rows])
+        return host_samples(title, device, versions, rows, baselines, rounds, calls, drain)
 
 
 def _torch_rows(torch: Any, new_shapes: int) -> Rows:
@@ -100,3 +105,36 @@ def _nvmath_rows(torch: Any) -> Rows:
         "nvmath reset_operands + execute": lambda: (reset(), execute()),
         STATEFUL: lambda: (reset_unchecked(), execute()),
     }
+
+
+def _jax_rows() -> Rows:
+    """Return the rows of JAX, none where it has no GPU."""
+    try:
+        import jax
+        import jax.numpy as jnp
+
+        gpu = jax.devices("cuda")[0]
+    except (ImportError, RuntimeError):
+        return {}
+    keys = jax.random.split(jax.random.key(0), 3)
+    x, w = (jax.device_put(jax.random.normal(key, (_N, _N), jnp.float16) * 0.1, gpu) for key in keys[:2])
+    b = jax.device_put(jax.random.normal(keys[2], (_N,), jnp.float16), gpu)
+
+    def own(x: Any, w: Any, b: Any) -> Any:
+        return jax.nn.relu(x @ w + b)
+
+    def ours(x: Any, w: Any, b: Any) -> Any:
+        return fusedops.matmul(x, w, bias=b, activation="relu")
+
+    def chained(layer: Callable[..., Any]) -> Callable[..., Any]:
+        def chain(x: Any, w: Any, b: Any) -> Any:
+            for _ in range(_LAYERS):
+                x = layer(x, w, b)
+            return x
+
+        return chain
+
+    compiled = [jax.jit(f) for f in (own, ours, chained(own), chained(ours))]
+    names = (XLA, "jax.jit(fusedops.matmul)", XLA_CHAIN, "fusedops.matmul six times in one jax.jit")
+    rows = {name: partial(f, x, w, b) for name, f in zip(names, compiled, strict=True)}
+    return {**rows, "fusedops.matmul, jax": lambda: ours(x, w, b)}

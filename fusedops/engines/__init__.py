@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 from ..frameworks import Framework
 from ..problem import Problem
 from .base import NO_NVMATH, Launch, Results
 
-__all__ = ["Launch", "Results", "engine_name", "prepare"]
+__all__ = ["Launch", "Results", "engine_name", "prepare", "two_layers"]
 
-_FILES = {"nvmath": "gpu", "reference": "reference"}
+_FILES = {"nvmath": "gpu", "xla": "xla", "reference": "reference"}
+_ENGINES = {"cuda": "nvmath", "xla": "xla"}
 
 
 def engine_name(problem: Problem) -> str:
     """Return which engine runs a problem, by where its arrays live."""
-    return "nvmath" if problem.device.kind == "cuda" else "reference"
+    return _ENGINES.get(problem.device.kind, "reference")
+
+
+def two_layers(first: Launch | None, second: Launch | None, *arrays: Any) -> Any:
+    """Return two layers as one operation, for launches of an engine that knows it (`Framework.joins_layers`)."""
+    return import_module(".xla", __name__).two_layers(first, second, *arrays)
 
 
 def prepare(problem: Problem, framework: Framework) -> Launch:

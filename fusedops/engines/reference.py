@@ -24,12 +24,6 @@ def prepare(problem: Problem, framework: Framework) -> Reference:
     return Reference(problem, framework)
 
 
-_WHY = {
-    "cpu": "the epilogs run on CUDA devices only",
-    "xla": "JAX arrays run as unfused operations, which XLA compiles",
-}
-
-
 class Reference:
     """A problem, ready to be computed by a framework's own operations."""
 
@@ -42,11 +36,12 @@ class Reference:
         self.activation = problem.epilog.activation or problem.activation
         self.forward = getattr(framework, self.activation) if self.activation else None
         self.rounds = problem.compute_dtype != problem.out.dtype
-        self.compute = framework.compiled(self._compute)
 
     @property
     def why(self) -> str:
-        return _WHY.get(self.problem.device.kind, f"no engine runs on {self.problem.device}")
+        if self.problem.device.kind == "cpu":
+            return "the epilogs run on CUDA devices only"
+        return f"no engine runs on {self.problem.device}"
 
     def facts(self) -> dict[str, Any]:
         """Return what only this engine knows of a problem."""
@@ -59,7 +54,7 @@ class Reference:
         entered = [x if x is None else framework.enter(x) for x in operands]
         if beta == 0.0:
             entered[3] = None
-        value, aux = self.compute(entered, None if alpha == 1.0 else alpha, None if beta == 1.0 else beta)
+        value, aux = self._compute(entered, None if alpha == 1.0 else alpha, None if beta == 1.0 else beta)
         return _deliver(framework, value, out), _deliver(framework, aux, aux_out)
 
     def _compute(self, operands: list[Array], alpha: float | None, beta: float | None) -> Results:

@@ -43,6 +43,8 @@ class Framework:
         Whether its owner may go on working with an array on a current stream that others can make wait.
     keeps_graph_memory : bool
         Whether memory that is allocated and freed inside a stream capture stays the graph's.
+    joins_layers : bool
+        Whether its engine takes two layers as one operation, whose derivative it then knows as a whole.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Framework:
     makes_results = True
     makes_own_streams = False
     keeps_graph_memory = False
+    joins_layers = False
 
     # What an array looks like ---------------------------------------------------------------------
 
@@ -160,6 +163,10 @@ class Framework:
         if current != stream:
             event.hold_back(current)
 
+    def placeholder(self, shape: tuple[int, ...], like: Array) -> Any:
+        """Return what stands for an array of this shape in planning, without values."""
+        raise NotImplementedError
+
     def float32_precision(self, a: Array) -> str | None:
         """Return how the framework multiplies float32 where the caller does not say, as a value of ``precision``."""
         return None
@@ -170,10 +177,6 @@ class Framework:
         self.write(self.astype(getattr(self, activation)(wide), name_of(x.dtype)), x)
 
     # Arithmetic of the unfused reference ---------------------------------------------------------
-
-    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function of arrays in whatever form the library runs fastest."""
-        return function
 
     def matmul(self, a: Array, b: Array, compute_dtype: str, precision: str | None) -> Array:
         """Return ``a @ b`` in ``compute_dtype``; widened before, because the standard knows no accumulation dtype."""
