@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -39,7 +40,7 @@ def fused(params: Params, x: Array) -> Array:
 
 def initial(extents: tuple[int, ...]) -> Params:
     params: Params = {}
-    for i, (k, n) in enumerate(zip(extents, extents[1:], strict=False), start=1):
+    for i, (k, n) in enumerate(pairwise(extents), start=1):
         params[f"w{i}"] = jax.random.normal(jax.random.key(i), (k, n)) * (2 / k) ** 0.5
         params[f"b{i}"] = jnp.zeros(n)
     return params

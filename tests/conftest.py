@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from frameworks import FRAMEWORKS, TestFramework
 from virtual_devices import ask_for_virtual_devices
 
 ask_for_virtual_devices()
-
-from frameworks import FRAMEWORKS, TestFramework
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

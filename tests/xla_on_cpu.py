@@ -7,15 +7,13 @@ CUDA. The stand-in takes float32 and float64.
 from __future__ import annotations
 
 import pytest
-from virtual_devices import ask_for_virtual_devices
-
-ask_for_virtual_devices()
-
 from native.handler_on_cpu import serve
+from virtual_devices import ask_for_virtual_devices
 
 from fusedops.xla import counters
 from fusedops.xla.product import lower_to_the_call
 
+ask_for_virtual_devices()
 serve()
 lower_to_the_call("cpu")
 
