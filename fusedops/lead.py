@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from .arrays import ArraySpec, Device
-from .frameworks import Framework, Kind, kind_of
+from .frameworks import Framework, Kind, kind_by_type, kind_of
 from .options import current_options
 from .problem import OPERANDS
 
-__all__ = ["Sources", "are_of_one_type", "join_lead", "kind_of_argument", "lead_of", "spec_of_argument"]
+__all__ = ["Sources", "common_kind", "join_lead", "kind_of_argument", "lead_of", "spec_of_argument"]
 
 Array = Any
 Operands = tuple[Array, ...]
@@ -63,7 +63,7 @@ def join_lead(
     kinds = _kinds(named, names[:required])
     lead = _lead(kinds)
     if all(kind.framework is lead.framework for kind in kinds.values()):
-        return lead, operands, []
+        return lead._replace(plain=all(kind.plain for kind in kinds.values())), operands, []
     if current_options().mixed == "error":
         each = ", ".join(f"{name} is {kind.framework.name}" for name, kind in kinds.items())
         raise TypeError(f'operands of several frameworks: {each}. options(mixed="error") forbids it; convert them.')
@@ -81,17 +81,23 @@ def join_lead(
     return lead, tuple(joined.values()), sources
 
 
-def are_of_one_type(operands: Operands) -> bool:
-    """Return whether no operand can be foreign; spelled out, because a generator costs 2 us of every call."""
+def common_kind(operands: Operands) -> Kind | None:
+    """Return the kind of all operands where their types are known to share one: then none of them is foreign.
+
+    Spelled out, because a generator costs 2 us of every call.
+    """
     a, b, bias, c, relu_aux, gelu_aux = operands
-    kind = type(a)
-    return (
-        type(b) is kind
-        and (bias is None or type(bias) is kind)
-        and (c is None or type(c) is kind)
-        and (relu_aux is None or type(relu_aux) is kind)
-        and (gelu_aux is None or type(gelu_aux) is kind)
-    )
+    own = type(a)
+    kind = kind_by_type(own)
+    if (
+        (type(b) is own or kind_by_type(type(b)) is kind)
+        and (bias is None or type(bias) is own or kind_by_type(type(bias)) is kind)
+        and (c is None or type(c) is own or kind_by_type(type(c)) is kind)
+        and (relu_aux is None or type(relu_aux) is own or kind_by_type(type(relu_aux)) is kind)
+        and (gelu_aux is None or type(gelu_aux) is own or kind_by_type(type(gelu_aux)) is kind)
+    ):
+        return kind
+    return None
 
 
 def _kinds(named: dict[str, Array], required: tuple[str, ...]) -> dict[str, Kind]:

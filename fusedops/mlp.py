@@ -124,7 +124,7 @@ def mlp(
                 check_outputs(framework, (x, w1, w2, b1, b2), {"out": out}, OPERANDS)
         except OURS as error:
             raise named("mlp", error) from error.__cause__
-        if not save and (result := joined_layers(framework, (x, w1, w2, b1, b2), how)) is not None:
+        if not save and (result := joined_layers(framework, (x, w1, w2, b1, b2), how, sources)) is not None:
             saved = MlpSaved(result, None)
         else:
             saved = hidden_layer("mlp", framework, x, w1, b1, how, save)

@@ -6,7 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 from .activations import FUSED
-from .calls import call, plan_of
+from .calls import call, is_compiled_by_torch
 from .dtypes import dtype_named, name_of
 from .engines import two_layers
 from .epilogs import Epilog
@@ -16,6 +16,7 @@ from .layout import batch_layout
 from .lead import Sources, join_lead
 from .mlp_rules import check_layers
 from .operands import check_flag
+from .planned import plan_of
 from .problem import Settings
 from .residuals import padded_preact
 
@@ -81,6 +82,10 @@ def join(
     """Return the lead, the operands as its arrays, and those whose memory is foreign; check what is cheap."""
     check_flag("transpose_w1", how.transpose_w1)
     check_flag("transpose_w2", how.transpose_w2)
+    if is_compiled_by_torch():
+        from . import pytorch
+
+        return pytorch.TORCH, operands, []
     lead, joined, sources = join_lead(operands, names, required)
     framework = lead.framework
     if not framework.makes_results:
@@ -118,9 +123,15 @@ FIRST = "mlp, first layer (a is x, b is w1, bias is b1)"
 SECOND = "mlp, second layer (a is the hidden layer, b is w2, bias is b2)"
 
 
-def joined_layers(framework: Framework, operands: tuple[Array, ...], how: How) -> Array | None:
-    """Return both layers as one operation, None where the lead's engine has none for the activation."""
-    if not framework.joins_layers or how.activation not in (None, *FUSED):
+def joined_layers(framework: Framework, operands: tuple[Array, ...], how: How, sources: Sources) -> Array | None:
+    """Return both layers as one operation, None where the lead has none for them."""
+    if how.activation not in (None, *FUSED):
+        return None
+    if framework.has_rules and (is_compiled_by_torch() or framework.needs_rules(operands)):
+        from . import pytorch
+
+        return pytorch.layers(operands, *how, sources)
+    if not framework.joins_layers:
         return None
     x, w1, w2, b1, b2 = operands
     to_hidden = Settings(

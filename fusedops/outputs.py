@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
@@ -9,9 +10,15 @@ from .frameworks import Framework
 from .lead import kind_of_argument
 from .problem import OPERANDS
 
-__all__ = ["check_output_kinds", "check_outputs"]
+__all__ = ["check_no_gradient", "check_output_kinds", "check_outputs", "named_outputs"]
 
 Array = Any
+
+
+def named_outputs(out: Array | None, aux_out: Mapping[str, Array] | None) -> dict[str, Array]:
+    """Return the arrays that a call writes, by what the caller knows them by."""
+    outputs = {} if out is None else {"out": out}
+    return {**outputs, **{f'aux_out["{name}"]': x for name, x in (aux_out or {}).items()}}
 
 
 def check_output_kinds(framework: Framework, outputs: dict[str, Array]) -> None:
@@ -41,6 +48,17 @@ def check_outputs(
         For one that is read-only, that an operand or another output overlaps, or into which a gradient would have to
         flow.
     """
+    named = check_no_gradient(framework, operands, outputs, names)
+    _check_overlap(framework, named, outputs)
+
+
+def check_no_gradient(
+    framework: Framework,
+    operands: tuple[Array, ...],
+    outputs: dict[str, Array],
+    names: tuple[str, ...] = OPERANDS,
+) -> dict[str, Array]:
+    """Raise where a write would lose a gradient; return the operands that there are by name."""
     named = {name: x for name, x in zip(names, operands, strict=True) if x is not None}
     for name, x in {**named, **outputs}.items():
         if framework.requires_grad(x):
@@ -48,7 +66,7 @@ def check_outputs(
                 f"{', '.join(outputs)} cannot be written while {name} requires a gradient, which the write would lose. "
                 "Leave it out, or call under torch.no_grad()."
             )
-    _check_overlap(framework, named, outputs)
+    return named
 
 
 def _check_overlap(framework: Framework, operands: dict[str, Array], outputs: dict[str, Array]) -> None:

@@ -23,19 +23,24 @@ from .arrays import ArraySpec
 from .engines import Launch, Results, prepare
 from .errors import OURS, named
 from .explanation import Explanation, explain_problem
-from .frameworks import Framework, kind_by_type
-from .lead import are_of_one_type, join_lead, spec_of_argument
+from .frameworks import Framework
+from .lead import common_kind, join_lead, spec_of_argument
 from .lifetime import settle
-from .outputs import check_output_kinds, check_outputs
+from .outputs import check_no_gradient, check_output_kinds, check_outputs, named_outputs
 from .problem import OPERANDS, Problem, Settings, make_problem
 from .results import check_aux_names, check_mapping
 from .streams import launch_stream
 
-__all__ = ["Plan", "make_plan"]
+__all__ = ["Plan", "make_plan", "real"]
 
 Array = Any
 Operands = tuple[Array, ...]
 AuxOut = Mapping[str, Array] | None
+
+NO_DERIVATIVE = (
+    "a derivative is to be recorded through an operand, and a plan records none. Call matmul or epilog_matmul, or the "
+    "plan under torch.no_grad()."
+)
 
 
 class Plan:
@@ -129,14 +134,16 @@ class Plan:
     def _called(self, operands: Operands, alpha: float, beta: float, out: Array | None, aux_out: AuxOut) -> Any:
         """Compute with the caller's own operands, of whatever framework."""
         try:
-            kind = kind_by_type(type(operands[0])) if are_of_one_type(operands) else None
-            if kind is not None:
-                framework, sources = kind.framework, None
-            else:
-                lead, operands, sources = join_lead(operands)
-                framework = lead.framework
+            kind, sources = common_kind(operands), None
+            if kind is None:
+                kind, operands, sources = join_lead(operands)
+            framework = kind.framework
             if framework is not self.framework:
                 raise TypeError(f"the plan was made for {self.framework.name}, and {framework.name} leads this call.")
+            if framework.has_rules and framework.records(operands):
+                if out is not None or aux_out:
+                    check_no_gradient(framework, operands, named_outputs(out, aux_out))
+                raise NotImplementedError(NO_DERIVATIVE)
             self._check(operands, out, aux_out)
             results = self.run(operands, alpha, beta, out, aux_out)
         except OURS as error:
@@ -151,14 +158,15 @@ class Plan:
         if launch is None:
             raise RuntimeError("the plan was freed. Make a new one.")
         if type(alpha) is not float or type(beta) is not float:
-            alpha, beta = _real("alpha", alpha), _real("beta", beta)
+            alpha, beta = real("alpha", alpha), real("beta", beta)
         if out is None and not aux_out:
             return launch(operands, alpha, beta, None, None)
         aux = next(iter(aux_out.values())) if aux_out else None
         if not self._apart(operands, out, aux):
-            outputs = {f'aux_out["{name}"]': x for name, x in (aux_out or {}).items()}
-            check_outputs(self.framework, operands, outputs if out is None else {"out": out, **outputs})
-        return launch(operands, alpha, beta, out, aux)
+            check_outputs(self.framework, operands, named_outputs(out, aux_out))
+        results = launch(operands, alpha, beta, out, aux)
+        self.framework.mark_written(out, aux)
+        return results
 
     def _apart(self, operands: Operands, out: Array | None, aux: Array | None) -> bool:
         """Return whether the outputs may surely be written: a quick look, before the slow one of `check_outputs`."""
@@ -234,9 +242,7 @@ def make_plan(framework: Framework, settings: Settings, operands: Operands, out:
         Naming the argument, without the op's name.
     """
     check_mapping(aux_out)
-    outputs = {} if out is None else {"out": out}
-    outputs.update({f'aux_out["{name}"]': x for name, x in (aux_out or {}).items()})
-    check_output_kinds(framework, outputs)
+    check_output_kinds(framework, named_outputs(out, aux_out))
     specs = {name: _spec(name, x, framework) for name, x in zip(OPERANDS, operands, strict=True)}
     out_spec = _spec("out", out, framework)
     aux_specs = None if aux_out is None else {k: _spec(f'aux_out["{k}"]', x, framework) for k, x in aux_out.items()}
@@ -268,7 +274,7 @@ def _spec(name: str, x: Array, framework: Framework) -> ArraySpec | None:
     return None if x is None else spec_of_argument(name, x, framework)
 
 
-def _real(name: str, value: object) -> float:
+def real(name: str, value: object) -> float:
     """Return a factor as a Python float: a NumPy scalar would promote the result."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} is a {type(value).__name__}, expected a real number.")

@@ -36,7 +36,7 @@ from .operands import (
 )
 from .results import aux_out_spec, chosen_out_dtype, full_out_spec
 
-__all__ = ["OPERANDS", "Problem", "Settings", "make_problem"]
+__all__ = ["OPERANDS", "Problem", "Settings", "checked_settings", "make_problem"]
 
 OPERANDS = ("a", "b", "bias", "c", "relu_aux", "gelu_aux")
 """The array arguments that a call reads, in the order in which they are asked for the lead."""
@@ -137,7 +137,7 @@ def make_problem(settings: Settings, specs: Specs, out: ArraySpec | None, aux_ou
     """
     specs = {name: spec and spec.normalised() for name, spec in specs.items()}
     out = out and out.normalised()
-    epilog, activation = _checked_settings(settings, specs.get("bias") is not None)
+    epilog, activation = checked_settings(settings, specs.get("bias") is not None)
     a, b = required(specs, "a"), required(specs, "b")
     check_matrix_dtypes(a, b)
     check_devices(specs, out, aux_out)
@@ -175,7 +175,8 @@ def make_problem(settings: Settings, specs: Specs, out: ArraySpec | None, aux_ou
     )
 
 
-def _checked_settings(settings: Settings, has_bias: bool) -> tuple[Epilog, str | None]:
+def checked_settings(settings: Settings, has_bias: bool) -> tuple[Epilog, str | None]:
+    """Return the epilog of a call, and the activation that is a second step, None where there is none."""
     check_flag("transpose_a", settings.transpose_a)
     check_flag("transpose_b", settings.transpose_b)
     if settings.deterministic is not None and not isinstance(settings.deterministic, bool):

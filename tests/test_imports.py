@@ -76,6 +76,13 @@ LAYERS = (
     "bench bench.sampling mlp ops testing",
     "mlp_steps",
     "calls",
+    "pytorch",
+    "pytorch.batching pytorch.layers",
+    "pytorch.calls",
+    "pytorch.autograd",
+    "pytorch.sharding pytorch.steps",
+    "pytorch.operators",
+    "planned pytorch.how",
     "plan_cache",
     "plans",
     "explanation outputs streams",
@@ -115,7 +122,7 @@ LAZY = {
 OWNERS = {
     # the only importers of a library, by module or package; NumPy, array_api_compat and the standard library are free
     "ctypes": {"dlpack", "native.build", "native.launcher", "xla.handler"},
-    "torch": {"frameworks.torch", "bench.cpu", "bench.host"},
+    "torch": {"frameworks.torch", "bench.cpu", "bench.host", "pytorch"},
     "jax": {"frameworks.jax", "bench.cpu", "bench.host", "engines.xla", "xla"},
     "cupy": {
         "bench.host",

@@ -17,7 +17,7 @@ import torch
 from frameworks import JAX, NUMPY, TORCH, TestFramework, np_dtype
 
 import fusedops
-from fusedops import calls
+from fusedops import planned
 from fusedops.dtypes import name_of
 from fusedops.frameworks import kind_of
 from fusedops.plan_cache import PlanCache, key_of
@@ -35,7 +35,7 @@ M = 6  # one shape for all: square, so that no layout, transpose or axis of the 
 def cache(monkeypatch: pytest.MonkeyPatch) -> PlanCache:
     """An empty cache in the place of the process's own."""
     fresh = PlanCache()
-    monkeypatch.setattr(calls, "_plans", fresh)
+    monkeypatch.setattr(planned, "_plans", fresh)
     return fresh
 
 
@@ -283,7 +283,7 @@ def test_a_thousand_calls_after_a_collection(cache: PlanCache) -> None:
 def test_the_cache_is_bounded_and_stays_right(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Fifty problems through a small table: it never grows beyond its size, and every result is right."""
     small = PlanCache(size=size)
-    monkeypatch.setattr(calls, "_plans", small)
+    monkeypatch.setattr(planned, "_plans", small)
     for i in [*range(50), 3, 3, 49, 0]:
         a, b = np.full((2, i + 1), 2.0), np.ones((i + 1, 3))
         assert np.array_equal(fusedops.matmul(a, b), np.full((2, 3), 2.0 * (i + 1)))
@@ -324,7 +324,7 @@ def in_threads(work: Callable[[int], None], threads: int = 8) -> None:
 @pytest.mark.parametrize("size", [4, 4096])
 def test_eight_threads_on_one_problem(monkeypatch: pytest.MonkeyPatch, framework: TestFramework, size: int) -> None:
     """Threads that plan and call one problem at once, each with its own bias, never see each other's."""
-    monkeypatch.setattr(calls, "_plans", PlanCache(size))
+    monkeypatch.setattr(planned, "_plans", PlanCache(size))
     a, b = framework.make(A), framework.make(B)
     want = EXPECTED["without bias"]
 
@@ -339,7 +339,7 @@ def test_eight_threads_on_one_problem(monkeypatch: pytest.MonkeyPatch, framework
 def test_threads_while_the_cache_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight threads of many problems through a table too small for them: bounded, and every result right."""
     small = PlanCache(size=8)
-    monkeypatch.setattr(calls, "_plans", small)
+    monkeypatch.setattr(planned, "_plans", small)
 
     def work(i: int) -> None:
         for j in range(40):
@@ -354,7 +354,7 @@ def test_looking_up_one_of_ten_thousand_plans_is_as_quick_as_one_of_ten() -> Non
     """A look-up is that of a dictionary; what it costs does not grow with what is kept."""
     x, w = np.ones((4, 3), "float32"), np.ones((3, 2), "float32")
     framework = kind_of(x).framework
-    made = calls.new_plan("plan", Settings(), (x, w, None, None, None, None), None, None)
+    made = fusedops.plan(x, w)
     taken = []
     for size in (10, 10_000):
         cache = PlanCache()

@@ -24,13 +24,25 @@ _KNOWN = (
 
 
 class Kind(NamedTuple):
-    """What the type of an array tells: its framework, and whether it stands for a value that is not there yet."""
+    """What the type of an array tells; types that tell the same share one record.
+
+    Attributes
+    ----------
+    framework : Framework
+        The library.
+    traced : bool
+        Whether it stands for a value that is not there yet.
+    plain : bool
+        Whether it is the library's own type and no subclass, which may hold its values anywhere.
+    """
 
     framework: Framework
     traced: bool
+    plain: bool
 
 
 _kinds: dict[type, Kind] = {}
+_shared: dict[Kind, Kind] = {}
 _frameworks: dict[str, Framework] = {}
 
 
@@ -46,7 +58,8 @@ def kind_of(x: Array) -> Kind:
     kind = _kinds.get(type(x))
     if kind is None:
         framework = _recognise(x)
-        kind = _kinds[type(x)] = Kind(framework, framework.is_traced(x))
+        kind = Kind(framework, framework.is_traced(x), framework.is_plain(x))
+        kind = _kinds[type(x)] = _shared.setdefault(kind, kind)
     return kind
 
 

@@ -45,6 +45,9 @@ class Framework:
         Whether memory that is allocated and freed inside a stream capture stays the graph's.
     joins_layers : bool
         Whether its engine takes two layers as one operation, whose derivative it then knows as a whole.
+    has_rules : bool
+        Whether a call may have to go through the framework's own rules of derivatives and transforms (`needs_rules`)
+        before it can be launched.
     """
 
     name: str
@@ -54,6 +57,7 @@ class Framework:
     makes_own_streams = False
     keeps_graph_memory = False
     joins_layers = False
+    has_rules = False
 
     # What an array looks like ---------------------------------------------------------------------
 
@@ -77,6 +81,10 @@ class Framework:
         """Return where ``x`` lives."""
         return self.spec(x).device
 
+    def is_plain(self, x: Array) -> bool:
+        """Return whether the type of ``x`` is the library's own."""
+        return True
+
     def is_traced(self, x: Array) -> bool:
         """Return whether ``x`` stands for a value that is not there yet."""
         return False
@@ -89,8 +97,16 @@ class Framework:
         """Return whether a gradient is recorded through any of them."""
         return False
 
+    def records(self, arrays: tuple[Array | None, ...]) -> bool:
+        """Return whether a derivative of any kind is to be recorded through one of them."""
+        return False
+
+    def needs_rules(self, arrays: tuple[Array | None, ...]) -> bool:
+        """Return whether the framework wants to see the call, for derivatives or a mode of its own, before a launch."""
+        return False
+
     def check_launch(self, operands: tuple[Array, ...], out: Array | None = None, aux_out: Array | None = None) -> None:
-        """Raise where an array's memory is not its values, or a derivative would have to be recorded through it."""
+        """Raise where an array's memory is not its values."""
 
     def check_export(self, x: Array) -> None:
         """Raise a TypeError where what ``x`` exports by DLPack is not its values."""
@@ -112,6 +128,9 @@ class Framework:
     def write(self, value: Array, out: Array) -> None:
         """Copy ``value`` into ``out``."""
         out[...] = value
+
+    def mark_written(self, *written: Array | None) -> None:
+        """Let the framework know of arrays whose memory a launch writes behind its back."""
 
     def wait(self, result: Array) -> None:
         """Return when ``result`` has been computed."""
@@ -167,9 +186,12 @@ class Framework:
         """Return what stands for an array of this shape in planning, without values."""
         raise NotImplementedError
 
-    def float32_precision(self, a: Array) -> str | None:
-        """Return how the framework multiplies float32 where the caller does not say, as a value of ``precision``."""
-        return None
+    def settled(self, settings: Any, a: Array) -> Any:
+        """Return the settings with what the framework decides where the caller does not say.
+
+        That is ``precision`` and ``deterministic``; what is no operand of a launch on a GPU has neither.
+        """
+        return settings
 
     def apply_in_place(self, activation: str, x: Array) -> None:
         """Replace a result by its activation, computed in at least float32."""

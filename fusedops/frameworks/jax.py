@@ -63,10 +63,11 @@ class Jax(Framework):
     def placeholder(self, shape: tuple[int, ...], like: Array) -> Any:
         return jax.ShapeDtypeStruct(shape, like.dtype)
 
-    def float32_precision(self, a: Array) -> str | None:
-        if a.dtype != "float32":
-            return None
-        return "ieee" if str(jax.config.jax_default_matmul_precision) in _IEEE else "tf32"
+    def settled(self, settings: Any, a: Array) -> Any:
+        if settings.precision is not None or a.dtype != "float32":
+            return settings
+        ieee = str(jax.config.jax_default_matmul_precision) in _IEEE
+        return settings._replace(precision="ieee" if ieee else "tf32")
 
     def wait(self, result: Array) -> None:
         jax.block_until_ready(result)

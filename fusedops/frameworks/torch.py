@@ -27,7 +27,21 @@ def _stream_of(ordinal: int) -> int:
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_of)
 
 
+def _always(*_: Any) -> bool:
+    return True
+
+
+# The public questions about modes cost a microsecond each. Without the private ones every call takes the longer way.
+_dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", _always)
+_function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", _always)
+_transforms: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", _always)
+_any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", _always)
+_increment_version: Callable[[Any], None] = getattr(
+    torch._C, "_increment_version", torch.autograd.graph.increment_version
+)
+
 _is_grad_enabled = torch.is_grad_enabled
+_is_deterministic = torch.are_deterministic_algorithms_enabled
 
 
 def _has_tangent(x: Array | None) -> bool:
@@ -44,6 +58,10 @@ class Torch(Framework):
     xp = array_api_compat.torch
     makes_own_streams = True
     keeps_graph_memory = True
+    has_rules = True
+
+    def is_plain(self, x: Array) -> bool:
+        return type(x) is torch.Tensor or type(x) is torch.nn.Parameter
 
     def signature(self, x: Array) -> Hashable:
         # A sparse tensor raises here, and `spec` says why.
@@ -84,25 +102,24 @@ class Torch(Framework):
                     return True
         return False
 
+    def records(self, arrays: tuple[Array | None, ...]) -> bool:
+        return self.any_requires_grad(arrays) or _transforms() or any(map(_has_tangent, arrays))
+
+    def needs_rules(self, arrays: tuple[Array | None, ...]) -> bool:
+        if _is_grad_enabled() and self.any_requires_grad(arrays):
+            return True
+        modes = _dispatch_modes() or _transforms() or _any_autocast() or _function_modes()
+        return bool(modes or forward_ad._current_level >= 0)
+
     def check_launch(self, operands: tuple[Array, ...], out: Array | None = None, aux_out: Array | None = None) -> None:
         # Spelled out for the operands that most calls have: a loop over them all costs a microsecond.
         a, b, bias, c, _, gelu_aux = operands
-        if _is_grad_enabled() and self.any_requires_grad((*operands, out, aux_out)):
-            raise NotImplementedError(
-                "an operand requires a gradient, and this release records none for CUDA tensors. Call it under "
-                "torch.no_grad(), or write the backward pass with epilog_matmul."
-            )
         negated = a.is_neg() or b.is_neg() or (bias is not None and bias.is_neg())
         if not (c is None and gelu_aux is None and out is None and aux_out is None):
             negated = negated or any(x is not None and x.is_neg() for x in (c, gelu_aux, out, aux_out))
         if negated:
             raise TypeError(
                 "an array is a lazily negated view, whose memory holds the other sign; pass x.resolve_neg()."
-            )
-        if forward_ad._current_level >= 0 and any(_has_tangent(x) for x in (*operands, out, aux_out)):
-            raise NotImplementedError(
-                "an array carries a forward-mode tangent, and this release computes none for CUDA tensors. Pass its "
-                "primal."
             )
 
     def check_export(self, x: Array) -> None:
@@ -126,6 +143,10 @@ class Torch(Framework):
 
     def write(self, value: Array, out: Array) -> None:
         out.copy_(value)
+
+    def mark_written(self, *written: Array | None) -> None:
+        # Autograd compares versions to refuse a backward pass over what was overwritten since it was saved.
+        _increment_version([x for x in written if x is not None and not x.is_inference()])
 
     def current_stream(self, device: Device) -> int:
         return _raw_stream(device.ordinal)
@@ -153,10 +174,15 @@ class Torch(Framework):
     def scratch(self, size: int, like: Array) -> Array:
         return like.new_empty(size, dtype=torch.uint8)
 
-    def float32_precision(self, a: Array) -> str | None:
-        if a.dtype is not torch.float32 or not a.is_cuda:
-            return None
-        return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+    def settled(self, settings: Any, a: Array) -> Any:
+        if not a.is_cuda:
+            return settings
+        if a.dtype is torch.float32 and settings.precision is None:
+            tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
+            settings = settings._replace(precision="tf32" if tf32 else "ieee")
+        if settings.deterministic is None and _is_deterministic():
+            settings = settings._replace(deterministic=True)
+        return settings
 
     def apply_in_place(self, activation: str, x: Array) -> None:
         # PyTorch's own kernels compute 16-bit values in float32.

@@ -1,0 +1,223 @@
+"""How a product is differentiated: backward by products and PyTorch's own activation gradients, forward likewise.
+
+What is kept for the backward pass: the operands whose partner needs a gradient; relu's output, whose sign says where
+its derivative is 1, so that it is 0 at exactly 0 as PyTorch's own is; for GELU the pre-activation, which its epilog
+gives beside the result. Both are results of the one `Product`, so that a second derivative flows through them.
+
+``torch.autograd.Function`` with ``setup_context`` and ``jvp``, registered for the operators too:
+`torch.library.register_autograd` has no forward mode, and gives tangents of zero without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from operator import add
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd import forward_ad
+
+from ..lifetime import settle
+from ..problem import OPERANDS
+from .how import How
+from .operators import LIBRARY, TORCH, launch
+from .steps import Vectors, gated, in_steps, readable, without_padding
+
+__all__ = ["REST", "check_no_transform", "gradient_of_a", "gradient_of_b", "is_recorded", "keeper", "product"]
+
+Tensor = Any
+Multiply = Callable[..., Tensor]
+Keeper = Callable[[Tensor], None] | None
+
+_SAVING = {"GELU": "GELU_AUX", "GELU_BIAS": "GELU_AUX_BIAS"}
+REST = (None, None, None, None)
+"""What a product of two arrays alone lacks."""
+
+
+def product(how: How, *operands: Tensor | None, sources: Any = None) -> Any:
+    """Return ``out`` or ``(out, aux)``, and record every derivative.
+
+    Parameters
+    ----------
+    how : How
+        The options.
+    *operands : tensor or None
+        In the order of `OPERANDS`.
+    sources : list of (Framework, array), optional
+        The owners of memory that is not PyTorch's, to be kept until a backward pass has read it too.
+    """
+    epilog = how.member
+    if epilog.takes or (epilog.gives and epilog.gives.format.startswith("sum")):
+        return in_steps(product, how, *operands)
+    results = Product.apply(*operands[:4], how, keeper(sources))
+    return results[0] if epilog.gives is None and type(results) is tuple else results
+
+
+def keeper(sources: Any) -> Keeper:
+    """Return what keeps foreign memory until the work that is queued beside a tensor is done, None for none."""
+    return (lambda x: settle(TORCH, TORCH.device(x), (x,), sources)) if sources else None
+
+
+class Product(torch.autograd.Function):  # type: ignore[misc]
+    """A product with a forward epilog; GELU gives its pre-activation too."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor | None, how: How, keep: Keeper) -> Any:
+        return launch(how.with_epilog(_SAVING.get(how.epilog, how.epilog)), a, b, bias, c, None, None)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        a, b, bias, c, how, keep = inputs
+        out, aux = output if type(output) is tuple else (output, None)
+        activation = how.member.activation
+        residual = aux if activation == "gelu_tanh" else out if activation == "relu" else None
+        ctx.how, ctx.keep, ctx.dtype, ctx.out_shape = how, keep, a.dtype, out.shape
+        ctx.vectors = Vectors.of(a, b)
+        ctx.shapes = tuple([None if x is None else x.shape for x in (a, b, bias, c)])
+        ctx.set_materialize_grads(False)
+        if aux is not None and activation == "relu":
+            ctx.mark_non_differentiable(aux)
+        needs_a, needs_b, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(a if needs_b else None, b if needs_a else None, residual)
+        ctx.save_for_forward(a, b, residual)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, daux: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        a, b, residual = ctx.saved_tensors
+        how, vectors = ctx.how, ctx.vectors
+        activation = how.member.activation
+        dpreact = None if dout is None else gated(activation, vectors.full(dout), _gate(activation, vectors, residual))
+        if daux is not None and activation == "gelu_tanh":
+            extra = without_padding(daux, _columns(ctx))
+            dpreact = extra if dpreact is None else dpreact + extra
+        if dpreact is None:
+            return (None,) * 6
+        gradients = _gradients(ctx, a, b, dpreact)
+        if ctx.keep is not None:
+            ctx.keep(dpreact)
+        return (*gradients, None, None)
+
+    @staticmethod
+    def jvp(ctx: Any, da: Tensor | None, db: Tensor | None, dbias: Tensor | None, dc: Tensor | None, *_: Any) -> Any:
+        a, b, residual = ctx.saved_tensors
+        how, vectors = ctx.how, ctx.vectors
+        activation = how.member.activation
+        of = how.of(how.alpha, how.transpose_a, how.transpose_b, how.out_dtype)
+        moved_a, moved_b = (readable(x) if x is not None and x.ndim > 1 else x for x in (da, db))
+        terms = [vectors.full(product(of, moved_a, b, *REST))] if da is not None else []
+        terms += [vectors.full(product(of, a, moved_b, *REST))] if db is not None else []
+        terms += [dbias] if dbias is not None else []
+        terms += [how.beta * vectors.full(dc)] if dc is not None and how.beta != 0.0 else []
+        shape = vectors.full(torch.empty(ctx.out_shape, device="meta")).shape
+        total = reduce(add, terms).broadcast_to(shape) if terms else torch.zeros(shape, dtype=a.dtype, device=a.device)
+        tangent = vectors.dropped(gated(activation, total, _gate(activation, vectors, residual)))
+        if activation == "gelu_tanh":
+            return tangent, F.pad(total, (0, residual.shape[-1] - total.shape[-1]))
+        return tangent if how.member.gives is None else (tangent, None)
+
+
+def _gate(activation: str | None, vectors: Vectors, residual: Tensor | None) -> Tensor | None:
+    """Return what the activation's derivative reads, ``(..., m, n)``: a pre-activation has all its axes."""
+    return vectors.full(residual) if activation == "relu" and residual is not None else residual
+
+
+def _columns(ctx: Any) -> int:
+    return 1 if ctx.vectors.b else int(ctx.out_shape[-1])
+
+
+def _gradients(ctx: Any, a: Tensor | None, b: Tensor | None, dpreact: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the gradients of a, b, bias and c, each where it is needed, from that of the pre-activation."""
+    needs_a, needs_b, needs_bias, needs_c, *_ = ctx.needs_input_grad
+    how, vectors = ctx.how, ctx.vectors
+    multiply = product if torch.is_grad_enabled() else launch
+    rounded = readable(dpreact.to(ctx.dtype)) if needs_a or needs_b else dpreact
+    of_a, of_b, of_bias, of_c = ctx.shapes
+    da = gradient_of_a(multiply, how, of_a, b, rounded) if needs_a else None
+    db = gradient_of_b(multiply, how, of_b, a, rounded) if needs_b else None
+    dbias = dpreact.sum_to_size(of_bias) if needs_bias else None
+    dc = None
+    if needs_c and how.beta != 0.0:
+        dc = vectors.dropped(dpreact if how.beta == 1.0 else how.beta * dpreact).sum_to_size(of_c)
+    return da, db, dbias, dc
+
+
+def gradient_of_a(multiply: Multiply, how: How, shape: torch.Size, b: Tensor, dpreact: Tensor) -> Tensor:
+    """Return ``alpha * dpreact @ b^T`` as ``a`` is stored, summed over the batch where ``a`` has none."""
+    b = b.unsqueeze(-1) if b.ndim == 1 else b
+    if how.transpose_a:
+        da = multiply(how.of(how.alpha, how.transpose_b, True), b, dpreact, *REST)
+    else:
+        da = multiply(how.of(how.alpha, False, not how.transpose_b), dpreact, b, *REST)
+    return da if da.shape == shape else da.sum_to_size((1, *shape) if len(shape) == 1 else shape).reshape(shape)
+
+
+def gradient_of_b(multiply: Multiply, how: How, shape: torch.Size, a: Tensor, dpreact: Tensor) -> Tensor:
+    """Return ``alpha * a^T @ dpreact`` as ``b`` is stored, summed over the batch where ``b`` has none."""
+    a = a.unsqueeze(0) if a.ndim == 1 else a
+    if len(shape) <= 2 < dpreact.ndim and not how.transpose_a:  # the sum over the batch is part of the product
+        a, dpreact = a.reshape(-1, a.shape[-1]), dpreact.reshape(-1, dpreact.shape[-1])
+    if how.transpose_b:
+        db = multiply(how.of(how.alpha, True, how.transpose_a), dpreact, a, *REST)
+    else:
+        db = multiply(how.of(how.alpha, not how.transpose_a, False), a, dpreact, *REST)
+    return db if db.shape == shape else db.sum_to_size((*shape, 1) if len(shape) == 1 else shape).reshape(shape)
+
+
+# The operators --------------------------------------------------------------------------------------------------------
+
+
+def is_recorded(operands: tuple[Tensor | None, ...]) -> bool:
+    given = [x for x in operands if x is not None]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+        return True
+    return torch._C._is_fwd_grad_enabled() and any(forward_ad.unpack_dual(x).tangent is not None for x in given)
+
+
+def check_no_transform(name: str) -> None:
+    """Raise where an operator itself would be differentiated by ``torch.func``, whose levels it cannot follow."""
+    if torch._C._are_functorch_transforms_active():
+        raise NotImplementedError(
+            f"torch.ops.fusedops.{name} has no derivative under torch.func, which torch.compile would need here. Leave "
+            "out torch.compile, or use torch.autograd.grad in the compiled function."
+        )
+
+
+def _recorded(name: str) -> Any:
+    """Return the operator's kernel for tensors with derivatives."""
+    operator = getattr(torch.ops.fusedops, name)
+
+    def kernel(*arguments: Any) -> Any:
+        operands = arguments[: len(OPERANDS)]
+        if not is_recorded(operands):
+            with torch._C._AutoDispatchBelowAutograd():
+                return operator(*arguments)
+        check_no_transform(name)
+        return product(How(*arguments[len(OPERANDS) :]), *operands)
+
+    return kernel
+
+
+def _written(name: str, count: int) -> Any:
+    """Return the kernel of an operator that writes into its last arguments."""
+    operator = getattr(torch.ops.fusedops, name)
+
+    def kernel(*arguments: Any) -> None:
+        if is_recorded((*arguments[: len(OPERANDS)], *arguments[-count:])):
+            raise ValueError(
+                "out cannot be written while an operand or out requires a gradient, which the write would lose. Leave "
+                "it out, or call under torch.no_grad()."
+            )
+        with torch._C._AutoDispatchBelowAutograd():
+            operator(*arguments)
+
+    return kernel
+
+
+for _name in ("product", "product_aux"):
+    LIBRARY.impl(_name, _recorded(_name), "Autograd")
+for _name, _count in (("product_out", 1), ("product_aux_out", 2)):
+    LIBRARY.impl(_name, _written(_name, _count), "Autograd")

@@ -1,0 +1,69 @@
+"""`How`: what a product is beside its arrays, in types that an operator of PyTorch takes.
+
+A dataclass and no tuple, which ``torch.func`` would take apart. The flags come first, as integers: DTensor keeps a
+sharding for all calls that agree in their tensors and in what stands from the first integer on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..epilogs import Epilog
+from ..problem import Settings
+
+__all__ = ["How"]
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """The options of a product; ``out_dtype`` None is the operands'."""
+
+    transpose_a: int = False
+    transpose_b: int = False
+    epilog: str = "DEFAULT"
+    alpha: float = 1.0
+    beta: float = 1.0
+    out_dtype: str | None = None
+    precision: str | None = None
+    deterministic: bool | None = None
+
+    @property
+    def member(self) -> Epilog:
+        """The epilog itself."""
+        return Epilog[self.epilog]
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the problem."""
+        return Settings(
+            self.member,
+            None,
+            bool(self.transpose_a),
+            bool(self.transpose_b),
+            self.out_dtype,
+            self.precision,
+            self.deterministic,
+        )
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The arguments of an operator after the operands."""
+        return (
+            self.transpose_a,
+            self.transpose_b,
+            self.epilog,
+            self.alpha,
+            self.beta,
+            self.out_dtype,
+            self.precision,
+            self.deterministic,
+        )
+
+    def with_epilog(self, epilog: str) -> How:
+        """Return the same with another epilog."""
+        return self if epilog == self.epilog else replace(self, epilog=epilog)
+
+    def of(self, alpha: float, transpose_a: int, transpose_b: int, out_dtype: str | None = None) -> How:
+        """Return how other arrays are multiplied, without an epilog, under the same options."""
+        return How(transpose_a, transpose_b, "DEFAULT", alpha, 1.0, out_dtype, self.precision, self.deterministic)
