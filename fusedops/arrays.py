@@ -38,7 +38,7 @@ def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     step = 1
     for extent in reversed(shape):
         strides.append(step)
-        step *= max(extent, 1)
+        step *= 1 if extent == 0 else extent
     return tuple(reversed(strides))
 
 

@@ -50,7 +50,10 @@ def call(
         if framework.has_rules and (not kind.plain or framework.needs_rules(operands)):
             from . import pytorch  # loads PyTorch's registries, which most calls do not need
 
-            return pytorch.product(settings, operands, alpha, beta, out, aux_out, sources)
+            value = pytorch.product(settings, operands, alpha, beta, out, aux_out, sources)
+            if sources:
+                settle(framework, framework.device(operands[0]), (value,), sources)
+            return value
         made, results = run(framework, settings, operands, alpha, beta, out, aux_out)
     except OURS as error:
         raise named(op, error) from error.__cause__

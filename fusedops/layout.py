@@ -116,7 +116,7 @@ def batch_layout(name: str, shape: Ints, strides: Ints, batch_shape: Ints) -> Ba
     count = 1
     for extent in batch_shape:
         count *= extent
-    if count <= 1:
+    if count in (0, 1):
         return BatchLayout(count, 0)
     stride, expected, innermost = 0, 0, True
     for x, y, step in reversed(list(zip(own, batch_shape, steps, strict=True))):

@@ -65,7 +65,7 @@ def check_dense(name: str, spec: ArraySpec, shape: Ints, dtype: str) -> None:
     if spec.shape != shape:
         raise ValueError(f"{name} has shape {spec.shape}, expected {shape}.")
     pairs = zip(shape, spec.strides, dense.strides, strict=True)
-    if 0 not in shape and any(extent > 1 and step != want for extent, step, want in pairs):
+    if 0 not in shape and any(step != want and extent > 1 for extent, step, want in pairs):
         raise ValueError(
             f"{name} has strides {spec.strides}, expected the dense {dense.strides}. Pass a contiguous copy."
         )
@@ -133,7 +133,7 @@ def bias_batch(spec: ArraySpec | None, epilog: Epilog, batch_shape: Ints, n: int
             f"bias has shape {spec.shape}, expected (n,) = ({n},){batched}. "
             "A bias per row: matmul(b.mT, a.mT, bias=bias).mT."
         )
-    if n > 1 and spec.strides[-1] != 1:
+    if spec.strides[-1] != 1 and n > 1:
         raise ValueError(f"bias has stride {spec.strides[-1]} along n, expected 1. Pass a contiguous copy of bias.")
     return batch_layout("bias", spec.shape[:-2], spec.strides[:-2], batch_shape)
 

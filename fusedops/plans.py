@@ -37,6 +37,10 @@ Array = Any
 Operands = tuple[Array, ...]
 AuxOut = Mapping[str, Array] | None
 
+NO_SUBCLASS = (
+    "an operand is of a subclass of its framework's arrays, whose memory a plan does not know. Pass plain arrays, or "
+    "call matmul or epilog_matmul."
+)
 NO_DERIVATIVE = (
     "a derivative is to be recorded through an operand, and a plan records none. Call matmul or epilog_matmul, or the "
     "plan under torch.no_grad()."
@@ -140,6 +144,8 @@ class Plan:
             framework = kind.framework
             if framework is not self.framework:
                 raise TypeError(f"the plan was made for {self.framework.name}, and {framework.name} leads this call.")
+            if not kind.plain:
+                raise TypeError(NO_SUBCLASS)
             if framework.has_rules and framework.records(operands):
                 if out is not None or aux_out:
                     check_no_gradient(framework, operands, named_outputs(out, aux_out))

@@ -71,7 +71,7 @@ def test_import_and_first_call_are_fast() -> None:
 LAYERS = (
     # highest first; a module may import those of lower lines only
     "bench.__main__",
-    "bench.cpu bench.host",
+    "bench.cpu bench.host bench.replay",
     "fusedops",
     "bench bench.sampling mlp ops testing",
     "mlp_steps",
@@ -122,7 +122,7 @@ LAZY = {
 OWNERS = {
     # the only importers of a library, by module or package; NumPy, array_api_compat and the standard library are free
     "ctypes": {"dlpack", "native.build", "native.launcher", "xla.handler"},
-    "torch": {"frameworks.torch", "bench.cpu", "bench.host", "pytorch"},
+    "torch": {"frameworks.torch", "bench.cpu", "bench.host", "bench.replay", "pytorch"},
     "jax": {"frameworks.jax", "bench.cpu", "bench.host", "engines.xla", "xla"},
     "cupy": {
         "bench.host",
@@ -133,6 +133,7 @@ OWNERS = {
     },
     "cupyx": {"frameworks.cupy"},
     "nvmath": {"engines.nvmath"},
+    "cuda": {"engines.nvmath"},
     "scipy": {"frameworks.numpy"},
     "ml_dtypes": {"dlpack"},
     "array_api_compat.torch": {"frameworks.torch"},

@@ -112,8 +112,12 @@ def test_layouts_batches_and_c(arrays: Arrays) -> None:
     check(Epilog.GELU_BIAS, arrays_for(Epilog.GELU_BIAS, **arrays), alpha=0.5, beta=-2.0)
 
 
-def test_a_c_of_factor_zero_is_not_read() -> None:
-    check(Epilog.DEFAULT, arrays_for(Epilog.DEFAULT, c=np.full((3, 4), np.nan, "float32")), beta=0.0)
+@pytest.mark.parametrize(("c", "beta", "reads"), [(None, 1.0, False), (np.nan, 0.0, False), (3.0, -0.5, True)])
+def test_c_is_given_to_cublaslt_where_it_is_read(c: float | None, beta: float, reads: bool) -> None:
+    """Where its factor is 0, or where there is none, the result stands in its place."""
+    more = {} if c is None else {"c": np.full((3, 4), c, "float32")}
+    check(Epilog.DEFAULT, arrays_for(Epilog.DEFAULT, **more), beta=beta)
+    assert (stand_in().count("last_c") != stand_in().count("last_d")) is reads
 
 
 def test_programs_are_planned_for_addresses_of_16_bytes_or_for_the_steps_of_the_bias() -> None:
@@ -260,11 +264,13 @@ def test_what_cublaslt_answers_is_named(status: int, named: str) -> None:
     assert f"INTERNAL: fusedops: cuBLASLt answered {named} on device 0 to {{" in message
 
 
-def test_without_a_planner_the_import_is_named() -> None:
+def test_without_a_planner_what_to_call_is_named() -> None:
     shared = handler.handler_object()
     shared.handler_serve(False, handler._Provider(), None)
     arrays, _ = example()
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"FAILED_PRECONDITION: fusedops: .* import fusedops\.xla"):
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match=r"FAILED_PRECONDITION: fusedops: .* fusedops\.xla\.ensure_registered"
+    ):
         jax.jit(call_of(problem_for("RELU_BIAS", **arrays)))(*arrays.values())
     serve()
     run_example()

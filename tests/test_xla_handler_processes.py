@@ -40,16 +40,11 @@ def printed_by(code: str, **more: str) -> list[str]:
 
 # The end of a process ------------------------------------------------------------------------------------------------
 
-COMPILING = f"""
-{SERVED}
-import threading
-plans().before = lambda: announce_and_sleep(1.0)
-"""
-
 
 def test_a_process_ends_while_a_program_is_compiled() -> None:
     """In a thread that nobody waits for."""
-    code = f"""{COMPILING}
+    code = f"""{SERVED}
+import threading
 started = threading.Event()
 plans().before = lambda: (started.set(), announce_and_sleep(1.0))
 threading.Thread(target=run_example, daemon=True).start()
@@ -61,8 +56,17 @@ started.wait()
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no such signal")
 def test_an_interrupt_while_a_program_is_compiled_ends_the_process() -> None:
+    """Planning goes on until the signal is there, however late it is sent."""
+    code = f"""{SERVED}
+import os, signal
+seen, tell = os.pipe()
+os.set_blocking(tell, False)
+signal.set_wakeup_fd(tell)
+plans().before = lambda: (print("planning", flush=True), os.read(seen, 1))
+run_example()
+"""
     process = subprocess.Popen(
-        [sys.executable, "-c", f"{COMPILING}\nrun_example()"],
+        [sys.executable, "-c", code],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -72,10 +76,11 @@ def test_an_interrupt_while_a_program_is_compiled_ends_the_process() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "planning\n"
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=SECONDS)
     finally:
         process.kill()
     assert "KeyboardInterrupt" in errors
+    assert process.returncode == -signal.SIGINT
 
 
 def test_states_outlive_the_interpreter() -> None:

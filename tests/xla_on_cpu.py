@@ -1,7 +1,7 @@
 """Runs JAX's tests through the custom call: ``python -m pytest -p xla_on_cpu tests/test_jax.py``, from ``tests``.
 
 The handler is registered for the CPU over the stand-in for cuBLASLt, and products are lowered there as they are for
-CUDA. The stand-in takes float32 and float64.
+CUDA.
 """
 
 from __future__ import annotations

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from .cpu import cpu_table
 from .host import host_table
+from .replay import replay_table
 from .sampling import Table
 
 TABLES = {
     "host": (host_table, "time of one call on the CPU, for small arrays on a GPU"),
+    "replay": (replay_table, "GPU time of layers that torch.compile captures, beside their bare kernels"),
     "cpu": (cpu_table, "what a call adds to a framework's own operations, for small arrays on a CPU"),
 }
 

@@ -22,7 +22,9 @@ ADDMM = "torch._addmm_activation"
 LINEAR = "torch relu(F.linear)"
 STATEFUL = "nvmath reset_operands_unchecked + execute"
 XLA = "jax.jit(relu(x @ w + b))"
+XLA_CUBLAS = "the same without XLA's Triton products"
 XLA_CHAIN = "the same six times in one jax.jit"
+LINEAR_GRADIENTS = "torch relu(F.linear), forward + backward"
 
 
 def host_table(rounds: int, calls: int) -> Table:
@@ -53,12 +55,18 @@ def host_table(rounds: int, calls: int) -> Table:
     from ..engines.nvmath.peers import library_version
 
     with torch.no_grad():
-        rows = {**_torch_rows(torch, (rounds + 1) * calls), **_cupy_rows(cupy), **_nvmath_rows(torch), **_jax_rows()}
+        rows = {
+            **_torch_rows(torch, (rounds + 1) * calls),
+            **_gradient_rows(torch),
+            **_cupy_rows(cupy),
+            **_nvmath_rows(torch),
+            **_jax_rows(),
+        }
         title = f"host time of relu(a @ b + bias), {_N} x {_N} float16, microseconds a call"
         device = torch.cuda.get_device_name()
         versions = {"CUDA driver": str(cupy.cuda.runtime.driverGetVersion()), "cuBLASLt": library_version()}
         drain = torch.cuda.synchronize
-        baselines = (ADDMM, LINEAR, STATEFUL, *[row for row in (XLA, XLA_CHAIN) if row in rows])
+        baselines = (ADDMM, LINEAR, LINEAR_GRADIENTS, STATEFUL, *[row for row in (XLA, XLA_CHAIN) if row in rows])
         return host_samples(title, device, versions, rows, baselines, rounds, calls, drain)
 
 
@@ -78,6 +86,28 @@ def _torch_rows(torch: Any, new_shapes: int) -> Rows:
         "fusedops.plan, torch": lambda: plan(a, b, bias=bias),
         "fusedops.matmul, torch, a new m": lambda: fusedops.matmul(
             tall[: next(lengths)], b, bias=bias, activation="relu"
+        ),
+    }
+
+
+def _gradient_rows(torch: Any) -> Rows:
+    """Return a training step of one layer: the gradients of input, weight and bias."""
+    x, stored, dout = (torch.randn(_N, _N, device="cuda").half() for _ in range(3))
+    bias = torch.randn(_N, device="cuda").half()
+    moving = [t.requires_grad_() for t in (x, stored, bias)]
+    linear = torch.nn.functional.linear
+
+    def gradients(forward: Callable[[], Any]) -> Callable[[], object]:
+        def step() -> object:
+            with torch.enable_grad():
+                return torch.autograd.grad(forward(), moving, dout)
+
+        return step
+
+    return {
+        LINEAR_GRADIENTS: gradients(lambda: torch.relu(linear(x, stored, bias))),
+        "fusedops.matmul, torch, forward + backward": gradients(
+            lambda: fusedops.matmul(x, stored, bias=bias, activation="relu", transpose_b=True)
         ),
     }
 
@@ -134,7 +164,8 @@ def _jax_rows() -> Rows:
 
         return chain
 
-    compiled = [jax.jit(f) for f in (own, ours, chained(own), chained(ours))]
-    names = (XLA, "jax.jit(fusedops.matmul)", XLA_CHAIN, "fusedops.matmul six times in one jax.jit")
+    through_cublas = jax.jit(own, compiler_options={"xla_gpu_enable_triton_gemm": False})
+    compiled = [jax.jit(own), through_cublas, *map(jax.jit, (ours, chained(own), chained(ours)))]
+    names = (XLA, XLA_CUBLAS, "jax.jit(fusedops.matmul)", XLA_CHAIN, "fusedops.matmul six times in one jax.jit")
     rows = {name: partial(f, x, w, b) for name, f in zip(names, compiled, strict=True)}
     return {**rows, "fusedops.matmul, jax": lambda: ours(x, w, b)}

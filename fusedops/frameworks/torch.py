@@ -146,7 +146,9 @@ class Torch(Framework):
 
     def mark_written(self, *written: Array | None) -> None:
         # Autograd compares versions to refuse a backward pass over what was overwritten since it was saved.
-        _increment_version([x for x in written if x is not None and not x.is_inference()])
+        for x in written:
+            if x is not None and not x.is_inference():
+                _increment_version((x,))
 
     def current_stream(self, device: Device) -> int:
         return _raw_stream(device.ordinal)

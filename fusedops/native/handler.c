@@ -199,9 +199,13 @@ static XLA_FFI_Error *instantiate(XLA_FFI_CallFrame *frame, Platform *platform) 
   atomic_fetch_sub(&in_flight, 1);
   if (!provide)
     FAILED(frame, FAILED_PRECONDITION,
-           "fusedops: nobody plans products in this process: import fusedops.xla before the program is loaded");
-  if (code && state) state_release(state);
-  if (code || !state) {
+           "fusedops: nobody plans products in this process: call fusedops.xla.ensure_registered() before a program is "
+           "loaded, and load none while the process ends");
+  if (!code && !state) /* what is raised where the callback is entered, ctypes prints and takes for 0 */
+    FAILED(frame, INTERNAL,
+           "fusedops: the planner gave neither a product nor an error; see what was written to stderr");
+  if (code) {
+    if (state) state_release(state);
     int known = XLA_FFI_Error_Code_CANCELLED <= code && code <= XLA_FFI_Error_Code_UNAUTHENTICATED;
     return failed(frame, known ? (XLA_FFI_Error_Code)code : XLA_FFI_Error_Code_INTERNAL, message);
   }

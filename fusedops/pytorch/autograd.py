@@ -25,7 +25,15 @@ from .how import How
 from .operators import LIBRARY, TORCH, launch
 from .steps import Vectors, gated, in_steps, readable, without_padding
 
-__all__ = ["REST", "check_no_transform", "gradient_of_a", "gradient_of_b", "is_recorded", "keeper", "product"]
+__all__ = [
+    "REST",
+    "check_no_transform",
+    "gradient_of_a",
+    "gradient_of_b",
+    "is_recorded",
+    "keeper",
+    "product",
+]
 
 Tensor = Any
 Multiply = Callable[..., Tensor]
@@ -159,7 +167,7 @@ def gradient_of_b(multiply: Multiply, how: How, shape: torch.Size, a: Tensor, dp
     """Return ``alpha * a^T @ dpreact`` as ``b`` is stored, summed over the batch where ``b`` has none."""
     a = a.unsqueeze(0) if a.ndim == 1 else a
     if len(shape) <= 2 < dpreact.ndim and not how.transpose_a:  # the sum over the batch is part of the product
-        a, dpreact = a.reshape(-1, a.shape[-1]), dpreact.reshape(-1, dpreact.shape[-1])
+        a, dpreact = a.flatten(0, -2), dpreact.flatten(0, -2)
     if how.transpose_b:
         db = multiply(how.of(how.alpha, True, how.transpose_a), dpreact, a, *REST)
     else:

@@ -15,7 +15,16 @@ import torch
 import torch.nn.functional as F
 
 from ..epilogs import forward_epilog
-from .autograd import REST, Keeper, check_no_transform, gradient_of_a, gradient_of_b, is_recorded, keeper, product
+from .autograd import (
+    REST,
+    Keeper,
+    check_no_transform,
+    gradient_of_a,
+    gradient_of_b,
+    is_recorded,
+    keeper,
+    product,
+)
 from .calls import autocast_to, cast, is_distributed, results
 from .how import How
 from .operators import LIBRARY, TORCH, launch, without_autocast

@@ -10,7 +10,7 @@ It needs neither nvmath nor a GPU: a program may be made for another machine.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,8 @@ _GPU = Device("cuda")
 
 def local_product(spec: ProductSpec, *operands: Array) -> list[Array]:
     """Return the results of a product on one device, fused where an epilog takes it."""
+    if spec.bilinear and spec.columns and spec.out[-1] in spec.rows:  # written row by row, it need not be copied
+        return local_product(replace(spec, a=spec.b, b=spec.a), *reversed(operands))
     order = _memory_order(spec)
     sizes = dict(zip(spec.a + spec.b, (*operands[0].shape, *operands[1].shape), strict=True))
     problem = _problem(spec, order, sizes, name_of(operands[0].dtype))

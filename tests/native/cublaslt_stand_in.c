@@ -1,8 +1,9 @@
 /* A stand-in for cuBLASLt on the CPU: the same functions by name, computed at once and in column order.
  *
- * Takes float32 and float64, layouts in either order with a leading dimension and a batch, TRANSA and TRANSB, and every
- * epilog. `workspace` of an algorithm is its second word: a check answers it, and a launch with less is refused. What it
- * was last called with, how many of its objects live, and statuses to fail with are read and set through `stand_in_*`.
+ * Takes operands of 16, 32 and 64 bits and results of the same type or of float32, layouts in either order with a
+ * leading dimension and a batch, TRANSA and TRANSB, and every epilog. `workspace` of an algorithm is its second word: a
+ * check answers it, and a launch with less is refused. What it was last called with, how many of its objects live, and
+ * statuses to fail with are read and set through `stand_in_*`.
  * The fields of a descriptor are plain memory, so that the thread sanitizer sees a launcher that does not lock them.
  */
 #define _DEFAULT_SOURCE
@@ -15,7 +16,7 @@
 #include <unistd.h>
 
 enum { SUCCESS = 0, ALLOC_FAILED = 3, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
-enum { R_32F = 0, R_64F = 1 };
+enum { R_32F = 0, R_64F = 1, R_16F = 2, R_16BF = 14 };
 enum { RELU = 2, BIAS = 4, DRELU = 8, GELU = 32, DGELU = 64, AUX = 128, BGRAD = 16, BGRADA = 256, BGRADB = 512 };
 
 typedef struct {
@@ -43,7 +44,7 @@ typedef struct {
 
 static atomic_int fail_matmul, fail_check, sleep_us, layouts_until_failure = -1;
 static atomic_llong calls, checks, live_descriptors, live_layouts, handles;
-static _Atomic(uintptr_t) last_handle, last_stream, last_workspace;
+static _Atomic(uintptr_t) last_handle, last_stream, last_workspace, last_c, last_d;
 
 void stand_in_fail(int status) { fail_matmul = status; }
 void stand_in_fail_check(int status) { fail_check = status; }
@@ -57,6 +58,8 @@ long long stand_in_handles(void) { return handles; }
 uintptr_t stand_in_last_handle(void) { return last_handle; }
 uintptr_t stand_in_last_stream(void) { return last_stream; }
 uintptr_t stand_in_last_workspace(void) { return last_workspace; }
+uintptr_t stand_in_last_c(void) { return last_c; }
+uintptr_t stand_in_last_d(void) { return last_d; }
 
 /* Objects --------------------------------------------------------------------------------------------------------- */
 
@@ -163,17 +166,53 @@ int cublasLtMatmulAlgoCheck(void *handle, void *desc, void *a, void *b, void *c,
 
 /* The product ----------------------------------------------------------------------------------------------------- */
 
-static size_t bytes_of(int type) { return type == R_64F ? 8 : 4; }
+/* A float of 16 bits: how many of them are its significand's, and the exponent of 1. */
+typedef struct {
+  int digits, one;
+} Short;
+
+static const Short half = {10, 15}, bfloat = {7, 127};
+
+static double from_short(uint16_t bits, Short form) {
+  int exponent = (bits & 0x7fff) >> form.digits, significand = bits & ((1 << form.digits) - 1);
+  double value = exponent == (1 << (15 - form.digits)) - 1 ? (significand ? NAN : INFINITY)
+                 : exponent ? ldexp(significand + (1 << form.digits), exponent - form.one - form.digits)
+                            : ldexp(significand, 1 - form.one - form.digits);
+  return bits & 0x8000 ? -value : value;
+}
+
+/* Round to the nearest, to the even one of two; what rounds up into the next binade carries into the exponent. */
+static uint16_t to_short(double value, Short form) {
+  int exponent, infinite = ((1 << (15 - form.digits)) - 1) << form.digits, sign = signbit(value) ? 0x8000 : 0;
+  if (isnan(value)) return (uint16_t)(sign | infinite | 1 << (form.digits - 1));
+  if (isinf(value)) return (uint16_t)(sign | infinite);
+  frexp(value, &exponent);
+  exponent = value == 0 || exponent - 1 < 1 - form.one ? 1 - form.one : exponent - 1;
+  if (exponent > form.one) return (uint16_t)(sign | infinite);
+  int significand = (int)nearbyint(ldexp(fabs(value), form.digits - exponent));
+  int bits = (exponent + form.one - 1) * (1 << form.digits) + significand;
+  return (uint16_t)(sign | (bits < infinite ? bits : infinite));
+}
 
 static double read_at(const char *at, int type, int64_t i) {
-  return type == R_64F ? ((const double *)at)[i] : ((const float *)at)[i];
+  switch (type) {
+    case R_64F: return ((const double *)at)[i];
+    case R_32F: return ((const float *)at)[i];
+    default: return from_short(((const uint16_t *)at)[i], type == R_16F ? half : bfloat);
+  }
 }
 
 static void write_at(char *at, int type, int64_t i, double value) {
-  if (type == R_64F)
-    ((double *)at)[i] = value;
-  else
-    ((float *)at)[i] = (float)value;
+  switch (type) {
+    case R_64F: ((double *)at)[i] = value; break;
+    case R_32F: ((float *)at)[i] = (float)value; break;
+    default: ((uint16_t *)at)[i] = to_short(value, type == R_16F ? half : bfloat);
+  }
+}
+
+/* Return whether a product of operands of a type may have a result of another. */
+static int pairs(int operands, int result) {
+  return operands == result || (result == R_32F && (operands == R_16F || operands == R_16BF));
 }
 
 static int64_t place(const Layout *layout, int item, int64_t row, int64_t col) {
@@ -203,7 +242,7 @@ static double epilogue(const Desc *desc, int type, int item, int64_t row, int64_
     desc->aux[at / 8] = (char)(z >= 0 ? desc->aux[at / 8] | bit : desc->aux[at / 8] & ~bit);
   }
   if (epilog & AUX && epilog & GELU) write_at(desc->aux, type, at, z);
-  if (epilog & RELU) return z > 0 ? z : 0;
+  if (epilog & RELU) return z < 0 ? 0 : z; /* NaN stays */
   return epilog & GELU ? 0.5 * z * (1 + tanh_part(z)) : z;
 }
 
@@ -252,11 +291,13 @@ int cublasLtMatmul(void *handle, void *desc, const void *alpha, const void *a, v
   last_handle = (uintptr_t)handle;
   last_stream = (uintptr_t)stream;
   last_workspace = (uintptr_t)workspace;
+  last_c = (uintptr_t)c;
+  last_d = (uintptr_t)d;
   if (sleep_us) usleep((useconds_t)sleep_us);
   if (fail_matmul) return fail_matmul;
   if (workspace_size < algo[1] || (algo[1] && !workspace)) return INVALID_VALUE;
   if (c == d && lc != ld) return INVALID_VALUE; /* one matrix cannot have two layouts */
-  if (bytes_of(call.ld->type) != bytes_of(call.la->type)) return NOT_SUPPORTED;
+  if (!pairs(call.la->type, call.ld->type) || call.la->type != call.lb->type) return NOT_SUPPORTED;
   call.alpha = read_at(alpha, call.desc->scale_type, 0);
   call.beta = read_at(beta, call.desc->scale_type, 0);
   call.k = (int64_t)(call.desc->transa ? call.la->rows : call.la->cols);

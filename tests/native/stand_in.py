@@ -120,7 +120,7 @@ def stand_in_program(
     check: bool = True,
     limit: int | None = None,
 ) -> NativeProgram | None:
-    """Return a program for a problem of float32 or float64 arrays on the CPU, by default with its own descriptor.
+    """Return a program for a problem of arrays on the CPU, by default with its own descriptor.
 
     ``workspace`` is what its algorithm needs, ``limit`` what it is told to live with.
     """

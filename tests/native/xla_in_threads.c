@@ -35,7 +35,7 @@ long handler_holders(void);
 int cublasLtCreate(void **), cublasLtMatmul(void), cublasLtMatmulDescSetAttribute(void *, int, const void *, size_t);
 int cublasLtMatmulDescCreate(void **, int, int), cublasLtMatmulDescDestroy(void *), cublasLtMatrixLayoutCreate(void);
 int cublasLtMatrixLayoutSetAttribute(void), cublasLtMatrixLayoutDestroy(void), cublasLtMatmulAlgoCheck(void);
-long long stand_in_handles(void), stand_in_live_descriptors(void), stand_in_live_layouts(void);
+long long stand_in_calls(void), stand_in_handles(void), stand_in_live_descriptors(void), stand_in_live_layouts(void);
 uintptr_t stand_in_last_stream(void);
 
 /* XLA ------------------------------------------------------------------------------------------------------------- */
@@ -51,7 +51,11 @@ struct XLA_FFI_ExecutionContext {
 };
 
 static void (*deleter)(void *);
-static atomic_int types, state_is_refused;
+static atomic_int types;
+
+/* Which function of XLA's fails, if any. */
+enum { NONE, TYPE_REGISTER, STATE_SET, STREAM_GET, ORDINAL_GET };
+static atomic_int refused;
 
 static XLA_FFI_Error *error_create(XLA_FFI_Error_Create_Args *args) {
   XLA_FFI_Error *error = calloc(1, sizeof *error);
@@ -60,32 +64,40 @@ static XLA_FFI_Error *error_create(XLA_FFI_Error_Create_Args *args) {
   return error;
 }
 
+static XLA_FFI_Error *refusal(XLA_FFI_Error_Code code, const char *message) {
+  XLA_FFI_Error_Create_Args args = {0, NULL, message, code};
+  return error_create(&args);
+}
+
 static XLA_FFI_Error *type_register(XLA_FFI_Type_Register_Args *args) {
+  if (refused == TYPE_REGISTER) return refusal(XLA_FFI_Error_Code_ALREADY_EXISTS, "type is refused");
   deleter = args->type_info->deleter;
   args->type_id->type_id = 7 + atomic_fetch_add(&types, 1);
   return NULL;
 }
 
 static XLA_FFI_Error *state_set(XLA_FFI_State_Set_Args *args) {
-  if (state_is_refused || args->type_id->type_id != 7) {
-    XLA_FFI_Error_Create_Args refusal = {0, NULL, "state is refused", XLA_FFI_Error_Code_INTERNAL};
-    return error_create(&refusal);
-  }
+  if (refused == STATE_SET || args->type_id->type_id != 7)
+    return refusal(XLA_FFI_Error_Code_INTERNAL, "state is refused");
   args->ctx->state = args->state;
   return NULL;
 }
 
 static XLA_FFI_Error *state_get(XLA_FFI_State_Get_Args *args) {
+  if (!args->ctx->state || args->type_id->type_id != 7)
+    return refusal(XLA_FFI_Error_Code_NOT_FOUND, "state is not set");
   args->state = args->ctx->state;
   return NULL;
 }
 
 static XLA_FFI_Error *stream_get(XLA_FFI_Stream_Get_Args *args) {
+  if (refused == STREAM_GET) return refusal(XLA_FFI_Error_Code_UNAVAILABLE, "stream is refused");
   args->stream = (void *)(uintptr_t)(0xcafe0 + args->ctx->ordinal);
   return NULL;
 }
 
 static XLA_FFI_Error *ordinal_get(XLA_FFI_DeviceOrdinal_Get_Args *args) {
+  if (refused == ORDINAL_GET) return refusal(XLA_FFI_Error_Code_UNAVAILABLE, "ordinal is refused");
   args->device_ordinal = args->ctx->ordinal;
   return NULL;
 }
@@ -123,10 +135,14 @@ static XLA_FFI_Buffer buffer(float *data, int64_t *dims) {
   return (XLA_FFI_Buffer){XLA_FFI_Buffer_STRUCT_SIZE, NULL, XLA_FFI_DataType_F32, data, 1, dims};
 }
 
-static XLA_FFI_Error *execute(XLA_FFI_ExecutionContext *context, Memory *memory, int odd) {
+/* Which array starts where none may. */
+typedef enum { ALL_EVEN, ODD_A, ODD_OUT } Odd;
+
+static XLA_FFI_Error *execute(XLA_FFI_ExecutionContext *context, Memory *memory, Odd odd) {
   int64_t dims[] = {M * K, K * N, N, M * N};
-  XLA_FFI_Buffer buffers[] = {buffer(odd ? &memory->odd[1] : memory->a, &dims[0]), buffer(memory->b, &dims[1]),
-                              buffer(memory->bias, &dims[2]), buffer(memory->out, &dims[3])};
+  float *a = odd == ODD_A ? &memory->odd[1] : memory->a, *out = odd == ODD_OUT ? &memory->odd[1] : memory->out;
+  XLA_FFI_Buffer buffers[] = {buffer(a, &dims[0]), buffer(memory->b, &dims[1]), buffer(memory->bias, &dims[2]),
+                              buffer(out, &dims[3])};
   void *operands[] = {&buffers[0], &buffers[1], &buffers[2]}, *results[] = {&buffers[3]};
   XLA_FFI_CallFrame frame = {.api = &api, .ctx = context};
   frame.args = (XLA_FFI_Args){XLA_FFI_Args_STRUCT_SIZE, NULL, 3, NULL, operands};
@@ -159,17 +175,22 @@ static State *planned(Library *library) {
 }
 
 static int provide(const char *text, int64_t length, void **state, char *message, int64_t capacity) {
-  if (length != 1 || *text != '1') {
-    snprintf(message, (size_t)capacity, "no product");
-    return XLA_FFI_Error_Code_INVALID_ARGUMENT;
+  char asked = length == 1 ? *text : '?';
+  if (asked == 'n') return 0; /* nothing: what ctypes makes of an interrupt */
+  if (asked == '1' || asked == 'b') {
+    state_retain(kept);
+    *state = kept;
   }
-  state_retain(kept);
-  *state = kept;
-  return 0;
+  if (asked == '1') return 0;
+  snprintf(message, (size_t)capacity, asked == 'u' ? "a code without a name" : "no product");
+  return asked == 'u' ? 99 : XLA_FFI_Error_Code_INVALID_ARGUMENT;
 }
+
+static atomic_int create_status;
 
 /* Slow enough for threads to meet in it, which must not. */
 static int create(void **handle) {
+  if (create_status) return create_status;
   usleep(20000);
   return cublasLtCreate(handle);
 }
@@ -201,30 +222,62 @@ static void *work(void *argument) {
   for (int round = 0; round < ROUNDS; round++) {
     XLA_FFI_ExecutionContext context = {NULL, (int)(me + round) % DEVICES};
     XLA_FFI_Metadata metadata;
-    faults += ask_metadata(cuda_instantiate, &metadata) || instantiate(&context, "1") || execute(&context, &memory, 0);
+    faults += ask_metadata(cuda_instantiate, &metadata) || instantiate(&context, "1") ||
+              execute(&context, &memory, ALL_EVEN);
     for (int i = 0; i < M * N; i++) faults += memory.out[i] != (float)(K + 100 * me + i % N);
     deleter(context.state);
   }
   return (void *)faults;
 }
 
+/* An instantiation fails with its message, and what is executed all the same is an error too. */
+static void expect_no_state(char *text, XLA_FFI_Error_Code code, const char *part) {
+  Memory memory = {0};
+  XLA_FFI_ExecutionContext nowhere = {NULL, 0};
+  expect_error(instantiate(&nowhere, text), code, part);
+  expect_error(execute(&nowhere, &memory, ALL_EVEN), XLA_FFI_Error_Code_NOT_FOUND, "state is not set");
+}
+
+/* What goes wrong before cuBLASLt is called is an error, and it is not called. */
+static void expect_no_launch(XLA_FFI_ExecutionContext *context) {
+  Memory memory = {0};
+  long long before = stand_in_calls();
+  expect_error(execute(context, &memory, ODD_A), XLA_FFI_Error_Code_INVALID_ARGUMENT, "operand 0 (a) is at 0x");
+  expect_error(execute(context, &memory, ODD_OUT), XLA_FFI_Error_Code_INVALID_ARGUMENT, "result 0 (out) is at 0x");
+  refused = STREAM_GET;
+  expect_error(execute(context, &memory, ALL_EVEN), XLA_FFI_Error_Code_UNAVAILABLE, "stream is refused");
+  refused = ORDINAL_GET;
+  expect_error(execute(context, &memory, ALL_EVEN), XLA_FFI_Error_Code_UNAVAILABLE, "ordinal is refused");
+  refused = NONE;
+  for (int i = 0; i < 2; i++) {
+    context->ordinal = i ? 1000 : -1;
+    expect_error(execute(context, &memory, ALL_EVEN), XLA_FFI_Error_Code_INTERNAL, "CUBLAS_STATUS_INVALID_VALUE");
+  }
+  context->ordinal = 1;
+  create_status = 3;
+  expect_error(execute(context, &memory, ALL_EVEN), XLA_FFI_Error_Code_INTERNAL, "CUBLAS_STATUS_ALLOC_FAILED");
+  create_status = 0;
+  expect(stand_in_calls() == before, "no launch");
+}
+
 static void check_refusals(void) {
   Memory memory = {0};
-  XLA_FFI_ExecutionContext context = {NULL, 0}, nowhere = {NULL, 0};
-  expect_error(instantiate(&nowhere, "1"), XLA_FFI_Error_Code_FAILED_PRECONDITION, "import fusedops.xla");
+  XLA_FFI_ExecutionContext context = {NULL, 0};
+  expect_no_state("1", XLA_FFI_Error_Code_FAILED_PRECONDITION, "fusedops.xla.ensure_registered()");
   handler_serve(1, provide, create);
-  expect_error(instantiate(&nowhere, "2"), XLA_FFI_Error_Code_INVALID_ARGUMENT, "fusedops: no product");
-  state_is_refused = 1;
-  expect_error(instantiate(&nowhere, "1"), XLA_FFI_Error_Code_INTERNAL, "refused");
-  state_is_refused = 0;
+  expect_no_state("2", XLA_FFI_Error_Code_INVALID_ARGUMENT, "fusedops: no product");
+  expect_no_state("b", XLA_FFI_Error_Code_INVALID_ARGUMENT, "fusedops: no product"); /* an error, and a state too */
+  expect_no_state("u", XLA_FFI_Error_Code_INTERNAL, "fusedops: a code without a name");
+  expect_no_state("n", XLA_FFI_Error_Code_INTERNAL, "neither a product nor an error");
+  refused = STATE_SET;
+  expect_no_state("1", XLA_FFI_Error_Code_INTERNAL, "state is refused");
+  refused = NONE;
   expect(!instantiate(&context, "1"), "an instantiation");
-  expect_error(execute(&context, &memory, 1), XLA_FFI_Error_Code_INVALID_ARGUMENT, "operand 0 (a) is at 0x");
-  context.ordinal = 1000;
-  expect_error(execute(&context, &memory, 0), XLA_FFI_Error_Code_INTERNAL, "CUBLAS_STATUS_INVALID_VALUE");
+  expect_no_launch(&context);
   context.ordinal = 2;
-  expect(!execute(&context, &memory, 0) && stand_in_last_stream() == 0xcafe2, "the stream of the call");
+  expect(!execute(&context, &memory, ALL_EVEN) && stand_in_last_stream() == 0xcafe2, "the stream of the call");
   api.struct_size = offsetof(XLA_FFI_Api, XLA_FFI_DeviceOrdinal_Get); /* an XLA that does not know it yet */
-  expect(!execute(&context, &memory, 0), "a call without an ordinal");
+  expect(!execute(&context, &memory, ALL_EVEN), "a call without an ordinal");
   api.struct_size = sizeof api;
   deleter(context.state);
 }
@@ -232,6 +285,9 @@ static void check_refusals(void) {
 int main(void) {
   pthread_t threads[THREADS];
   XLA_FFI_Metadata metadata;
+  refused = TYPE_REGISTER;
+  expect_error(ask_metadata(cuda_instantiate, &metadata), XLA_FFI_Error_Code_ALREADY_EXISTS, "type is refused");
+  refused = NONE;
   expect(!ask_metadata(cuda_execute, &metadata) && !metadata.state_type_id.type_id, "no state type of execute");
   expect(!ask_metadata(cuda_instantiate, &metadata) && metadata.state_type_id.type_id == 7, "the state's type");
   expect(metadata.traits == XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE, "the traits");
@@ -246,8 +302,8 @@ int main(void) {
     pthread_join(threads[i], &faults);
     expect(!faults, "the results of a thread");
   }
-  expect(handler_executions() == THREADS * ROUNDS + 4, "executions");
-  expect(handler_instantiations() == THREADS * ROUNDS + 4, "instantiations");
+  expect(handler_executions() == THREADS * ROUNDS + 15, "executions");
+  expect(handler_instantiations() == THREADS * ROUNDS + 7, "instantiations");
   expect(handler_live_states() == 1 && !handler_holders() && !handler_in_flight() && types == 1, "the counts");
   expect(stand_in_handles() == DEVICES - 1, "a handle for each other device");
   state_retain(kept);

@@ -8,6 +8,7 @@ from typing import Any
 
 import cupy
 import numpy as np
+from cuda.core import Device
 from nvmath.linalg.advanced import Matmul, MatmulComputeType, MatmulEpilog, MatmulOptions
 
 from ...column_form import WORKSPACE_LIMIT, ColumnForm
@@ -37,6 +38,7 @@ def private_stream(ordinal: int) -> Any:
 def planned_matmul(form: ColumnForm, problem: Problem, handle: int) -> Any:
     """Return a planned ``Matmul`` with dense carriers of this problem's extents."""
     ordinal = problem.device.ordinal
+    Device(ordinal).set_current()  # in each thread that plans; nvmath's events need it
     batch = (form.batch_count,) if form.batch_count > 1 else ()
     b_order = "row" if form.epilog is Epilog.BGRADB else "column"
     a = _carrier((*batch, form.m, form.k), problem.a.dtype, "column", ordinal)
