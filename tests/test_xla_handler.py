@@ -240,18 +240,23 @@ def test_a_text_that_says_no_product_is_refused() -> None:
     assert message.startswith("INVALID_ARGUMENT: fusedops: ValueError: the call's text says no product")
 
 
-def test_a_call_made_for_other_shapes_is_refused() -> None:
-    arrays, _ = example(m=3)
-    other, _ = example(m=2)
-    message = failing(call_of(problem_for("RELU_BIAS", **arrays)), *other.values())
-    assert "INVALID_ARGUMENT: fusedops: operand 0 (a) has 40 bytes, expected 60" in message
-    assert '"epilog":"RELU_BIAS"' in message
+OTHERS: dict[str, tuple[Callable[[list[Array]], list[Array]], str]] = {
+    "fewer rows": (lambda xs: [xs[0][:2], *xs[1:]], "operand 0 (a) has 40 bytes, expected 60: "),
+    "half as wide": (lambda xs: [xs[0], xs[1].astype("float16"), xs[2]], "operand 1 (b) has 40 bytes, expected 80: "),
+    "no floats": (lambda xs: [*xs[:2], xs[2].astype("int32")], "operand 2 (bias) has -1 bytes, expected 16: "),
+    "one too few": (lambda xs: xs[:2], "the call has 2 operands, expected 3 by {"),
+    "one too many": (lambda xs: [*xs, xs[2]], "the call has 4 operands, expected 3 by {"),
+}
 
 
-def test_a_call_with_an_operand_too_few_is_refused() -> None:
+@pytest.mark.parametrize(("change", "said"), OTHERS.values(), ids=OTHERS)
+def test_a_call_with_other_operands_than_it_was_made_for_is_refused(
+    change: Callable[[list[Array]], list[Array]], said: str
+) -> None:
     arrays, _ = example()
-    message = failing(call_of(problem_for("RELU_BIAS", **arrays)), arrays["a"], arrays["b"])
-    assert "INVALID_ARGUMENT: fusedops: the call has 2 operands, expected 3 by {" in message
+    message = failing(call_of(problem_for("RELU_BIAS", **arrays)), *change(list(arrays.values())))
+    assert f"INVALID_ARGUMENT: fusedops: {said}" in message
+    assert '"epilog":"RELU_BIAS"' in message
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from fusedops.xla.problem_text import buffers_of, text_of
 
 Array = Any
 CPU = Device("cpu")
+WORKSPACE = 64
+"""Bytes without which no program runs, so that a call which passes none fails."""
 
 
 class Plans:
@@ -39,7 +41,7 @@ class Plans:
         self.made.append(problem)
         self.alignments.append(alignment)
         self.before()
-        program = stand_in_program(problem, self._launcher)
+        program = stand_in_program(problem, self._launcher, workspace=WORKSPACE)
         assert program is not None
         return program
 

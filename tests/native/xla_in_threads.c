@@ -118,13 +118,18 @@ static XLA_FFI_Error *ask_metadata(XLA_FFI_Handler *handler, XLA_FFI_Metadata *m
   return handler(&frame);
 }
 
-static XLA_FFI_Error *instantiate(XLA_FFI_ExecutionContext *context, char *text) {
-  XLA_FFI_ByteSpan name = {"problem", 7}, value = {text, strlen(text)}, *names[] = {&name};
-  XLA_FFI_AttrType kinds[] = {XLA_FFI_AttrType_STRING};
+static XLA_FFI_Error *instantiate_by(XLA_FFI_ExecutionContext *context, char *attribute, XLA_FFI_AttrType kind,
+                                     char *text) {
+  XLA_FFI_ByteSpan name = {attribute, strlen(attribute)}, value = {text, strlen(text)}, *names[] = {&name};
+  XLA_FFI_AttrType kinds[] = {kind};
   void *values[] = {&value};
   XLA_FFI_CallFrame frame = {.api = &api, .ctx = context};
   frame.attrs = (XLA_FFI_Attrs){XLA_FFI_Attrs_STRUCT_SIZE, NULL, 1, kinds, names, values};
   return cuda_instantiate(&frame);
+}
+
+static XLA_FFI_Error *instantiate(XLA_FFI_ExecutionContext *context, char *text) {
+  return instantiate_by(context, "problem", XLA_FFI_AttrType_STRING, text);
 }
 
 typedef struct {
@@ -150,6 +155,14 @@ static XLA_FFI_Error *execute(XLA_FFI_ExecutionContext *context, Memory *memory,
   return cuda_execute(&frame);
 }
 
+static int wrong;
+
+static void expect(int holds, const char *what) {
+  if (holds) return;
+  printf("wrong: %s\n", what);
+  wrong++;
+}
+
 /* The planner ----------------------------------------------------------------------------------------------------- */
 
 static State *kept;
@@ -159,8 +172,8 @@ static State *planned(Library *library) {
   static const int64_t layouts[4][7] = {
       {0, N, K, N, 0, 1, 0}, {0, K, M, K, 0, 1, 0}, {0, N, M, N, 0, 1, 0}, {0, N, M, N, 0, 1, 0}};
   static const uint64_t algorithm[8] = {66};
-  static const int slots[] = {A, B, BIAS, OUT};
-  static const int64_t bytes[] = {4 * M * K, 4 * K * N, 4 * N, 4 * M * N};
+  static const int slots[9] = {A, B, BIAS, OUT};
+  static const int64_t bytes[9] = {4 * M * K, 4 * K * N, 4 * N, 4 * M * N};
   const uint32_t bias_epilogue = 4;
   void *pointer;
   int status;
@@ -169,6 +182,8 @@ static State *planned(Library *library) {
   Descriptor *descriptor = descriptor_new(library, pointer);
   Program *program = program_new(library, (void *)0x1, descriptor, layouts, algorithm, 0, 0, 0, 1, &status);
   descriptor_release(descriptor);
+  expect(!state_new(program, 1, 0, 0, "the text", 9, 0, slots, bytes), "no place for so many operands");
+  expect(!state_new(program, 1, 0, 0, "the text", 0, 9, slots, bytes), "no place for so many results");
   State *state = state_new(program, 1, 0, 0, "the text", 3, 1, slots, bytes);
   program_release(program);
   return state;
@@ -196,14 +211,6 @@ static int create(void **handle) {
 }
 
 /* Checks ---------------------------------------------------------------------------------------------------------- */
-
-static int wrong;
-
-static void expect(int holds, const char *what) {
-  if (holds) return;
-  printf("wrong: %s\n", what);
-  wrong++;
-}
 
 static void expect_error(XLA_FFI_Error *error, XLA_FFI_Error_Code code, const char *part) {
   expect(error && error->code == code && strstr(error->message, part), error ? error->message : part);
@@ -269,6 +276,10 @@ static void check_refusals(void) {
   expect_no_state("b", XLA_FFI_Error_Code_INVALID_ARGUMENT, "fusedops: no product"); /* an error, and a state too */
   expect_no_state("u", XLA_FFI_Error_Code_INTERNAL, "fusedops: a code without a name");
   expect_no_state("n", XLA_FFI_Error_Code_INTERNAL, "neither a product nor an error");
+  expect_error(instantiate_by(&context, "prob", XLA_FFI_AttrType_STRING, "1"), XLA_FFI_Error_Code_INVALID_ARGUMENT,
+               "no string attribute \"problem\"");
+  expect_error(instantiate_by(&context, "problem", XLA_FFI_AttrType_SCALAR, "1"), XLA_FFI_Error_Code_INVALID_ARGUMENT,
+               "no string attribute \"problem\"");
   refused = STATE_SET;
   expect_no_state("1", XLA_FFI_Error_Code_INTERNAL, "state is refused");
   refused = NONE;
@@ -303,7 +314,7 @@ int main(void) {
     expect(!faults, "the results of a thread");
   }
   expect(handler_executions() == THREADS * ROUNDS + 15, "executions");
-  expect(handler_instantiations() == THREADS * ROUNDS + 7, "instantiations");
+  expect(handler_instantiations() == THREADS * ROUNDS + 9, "instantiations");
   expect(handler_live_states() == 1 && !handler_holders() && !handler_in_flight() && types == 1, "the counts");
   expect(stand_in_handles() == DEVICES - 1, "a handle for each other device");
   state_retain(kept);
