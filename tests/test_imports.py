@@ -93,7 +93,7 @@ LAYERS = (
     "engines.verify xla.composite",
     "xla.product",
     "xla.handler xla.meshes",
-    "xla.local",
+    "xla.local xla.parts",
     "xla.unfused",
     "engines.nvmath lead lifetime",
     "engines.nvmath.choice",

@@ -1,9 +1,10 @@
 """Products as JAX sees them: primitives with their rules, and the custom call that computes them on CUDA.
 
 The way of a product: letters (``product_spec.py``), the primitive and its rules (``product.py``, ``derivatives.py``),
-two products as one operation (``layers.py``), the devices of a mesh (``meshes.py``), one device's part as a problem
-(``local.py``), the call's text (``problem_text.py``), the handler that runs it (``handler.py``). ``unfused.py`` is the
-same computation by JAX's own operations, ``composite.py`` a primitive made of such steps.
+two products as one operation (``layers.py``), the devices of a mesh (``meshes.py``) and what each computes
+(``parts.py``), one device's part as a problem (``local.py``), the call's text (``problem_text.py``), the handler that
+runs it (``handler.py``). ``unfused.py`` is the same computation by JAX's own operations, ``composite.py`` a primitive
+made of such steps.
 """
 
 from jax.export import DisabledSafetyCheck

@@ -83,6 +83,18 @@ class ProductSpec:
         return self.out.replace(dropped, "")
 
     @property
+    def summed_in_aux(self) -> str:
+        """The letters that the auxiliary output is a sum over."""
+        if self.gives is None or not self.gives.format.startswith("sum"):
+            return ""
+        return self.out[-2] if self.gives.format == "sum_over_m" else self.summed
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether an operand or a result holds a bit for each element of ``out``."""
+        return any(aux is not None and aux.format == "relu_mask" for aux in (self.epilog.takes, self.gives))
+
+    @property
     def bilinear(self) -> bool:
         """Whether it is the product alone, linear in ``a`` and in ``b``."""
         return self.epilog is Epilog.DEFAULT and self.c is None

@@ -18,7 +18,7 @@ from ..frameworks.jax import Jax
 from ..residuals import mask_bytes, padded_preact
 from .product_spec import ProductSpec
 
-__all__ = ["aligned", "compute_dtype", "epilogue", "gated", "product", "unfused", "unfused_on_cpu"]
+__all__ = ["aligned", "compute_dtype", "epilogue", "gated", "product", "summed_operand", "unfused", "unfused_on_cpu"]
 
 Array = Any
 Operands = tuple[Array, ...]
@@ -120,10 +120,17 @@ def _auxiliary(spec: ProductSpec, z: Array, out: Array, a: Array, b: Array, n: i
         return _jax.pad_last(z, padded_preact(n)).astype(spec.out_dtype)
     if form == "sum_over_m":
         return jnp.sum(out, axis=-2).astype(spec.out_dtype)
-    x, letters = (a, spec.a) if form == "sum_a_over_k" else (b, spec.b)
-    total = jnp.sum(x.astype(z.dtype), axis=[letters.index(k) for k in spec.summed])
+    return summed_operand(spec, a, b)
+
+
+def summed_operand(spec: ProductSpec, a: Array, b: Array) -> Array:
+    """Return the sum over k of an operand, which BGRADA and BGRADB give, for each item of the batch."""
+    assert spec.gives is not None
+    assert spec.aux is not None
+    sizes = dict(zip(spec.a + spec.b, (*a.shape, *b.shape), strict=True))
+    x, letters = (a, spec.a) if spec.gives.format == "sum_a_over_k" else (b, spec.b)
+    total = jnp.sum(x.astype(compute_dtype(a)), axis=[letters.index(k) for k in spec.summed])
     kept = "".join(letter for letter in letters if letter not in spec.summed)
     ordered = "".join(letter for letter in spec.aux if letter in kept)
     total = aligned(ordered, spec.aux, lax.transpose(total, [kept.index(letter) for letter in ordered]))
-    shape = [z.shape[spec.out.index(letter)] for letter in spec.aux]
-    return jnp.broadcast_to(total, shape).astype(spec.out_dtype)
+    return jnp.broadcast_to(total, [sizes[letter] for letter in spec.aux]).astype(spec.out_dtype)
