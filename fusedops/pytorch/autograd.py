@@ -11,7 +11,7 @@ gives beside the result. Both are results of the one `Product`, so that a second
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
+from functools import cache, reduce
 from operator import add
 from typing import Any
 
@@ -27,6 +27,7 @@ from .steps import Vectors, gated, in_steps, readable, without_padding
 
 __all__ = [
     "REST",
+    "apply",
     "check_no_transform",
     "gradient_of_a",
     "gradient_of_b",
@@ -39,7 +40,6 @@ Tensor = Any
 Multiply = Callable[..., Tensor]
 Keeper = Callable[[Tensor], None] | None
 
-_SAVING = {"GELU": "GELU_AUX", "GELU_BIAS": "GELU_AUX_BIAS"}
 REST = (None, None, None, None)
 """What a product of two arrays alone lacks."""
 
@@ -59,8 +59,31 @@ def product(how: How, *operands: Tensor | None, sources: Any = None) -> Any:
     epilog = how.member
     if epilog.takes or (epilog.gives and epilog.gives.format.startswith("sum")):
         return in_steps(product, how, *operands)
-    results = Product.apply(*operands[:4], how, keeper(sources))
+    results = apply(Product, *operands[:4], how, keeper(sources))
     return results[0] if epilog.gives is None and type(results) is tuple else results
+
+
+def apply(function: Any, *arguments: Any) -> Any:
+    """Return ``function.apply(*arguments)``, outside of ``torch.func`` by a function without ``setup_context``.
+
+    PyTorch binds the arguments of one that has it by `inspect` on every call, which costs 40 us.
+    """
+    if torch._C._are_functorch_transforms_active():
+        return function.apply(*arguments)
+    return _direct(function).apply(*arguments)
+
+
+@cache
+def _direct(function: Any) -> Any:
+    """Return a function with the forward pass of another, which sets up its own context."""
+
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        output = function.forward(*arguments)
+        function.setup_context(ctx, arguments, output)
+        return output
+
+    rules = {"forward": staticmethod(forward), "backward": function.backward, "jvp": function.jvp}
+    return type(f"Direct{function.__name__}", (torch.autograd.Function,), rules)
 
 
 def keeper(sources: Any) -> Keeper:
@@ -75,7 +98,7 @@ class Product(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor | None, how: How, keep: Keeper) -> Any:
-        return launch(how.with_epilog(_SAVING.get(how.epilog, how.epilog)), a, b, bias, c, None, None)
+        return launch(how.saving, a, b, bias, c, None, None)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -83,8 +106,9 @@ class Product(torch.autograd.Function):  # type: ignore[misc]
         out, aux = output if type(output) is tuple else (output, None)
         activation = how.member.activation
         residual = aux if activation == "gelu_tanh" else out if activation == "relu" else None
-        ctx.how, ctx.keep, ctx.dtype, ctx.out_shape = how, keep, a.dtype, out.shape
+        ctx.how, ctx.keep, ctx.dtypes = how, keep, (a.dtype, out.dtype)
         ctx.vectors = Vectors.of(a, b)
+        ctx.full_shape = ctx.vectors.full(out).shape
         ctx.shapes = tuple([None if x is None else x.shape for x in (a, b, bias, c)])
         ctx.set_materialize_grads(False)
         if aux is not None and activation == "relu":
@@ -100,7 +124,7 @@ class Product(torch.autograd.Function):  # type: ignore[misc]
         activation = how.member.activation
         dpreact = None if dout is None else gated(activation, vectors.full(dout), _gate(activation, vectors, residual))
         if daux is not None and activation == "gelu_tanh":
-            extra = without_padding(daux, _columns(ctx))
+            extra = without_padding(daux, ctx.full_shape[-1])
             dpreact = extra if dpreact is None else dpreact + extra
         if dpreact is None:
             return (None,) * 6
@@ -115,13 +139,13 @@ class Product(torch.autograd.Function):  # type: ignore[misc]
         how, vectors = ctx.how, ctx.vectors
         activation = how.member.activation
         of = how.of(how.alpha, how.transpose_a, how.transpose_b, how.out_dtype)
-        moved_a, moved_b = (readable(x) if x is not None and x.ndim > 1 else x for x in (da, db))
-        terms = [vectors.full(product(of, moved_a, b, *REST))] if da is not None else []
-        terms += [vectors.full(product(of, a, moved_b, *REST))] if db is not None else []
+        terms = [vectors.full(product(of, readable(da), b, *REST))] if da is not None else []
+        terms += [vectors.full(product(of, a, readable(db), *REST))] if db is not None else []
         terms += [dbias] if dbias is not None else []
         terms += [how.beta * vectors.full(dc)] if dc is not None and how.beta != 0.0 else []
-        shape = vectors.full(torch.empty(ctx.out_shape, device="meta")).shape
-        total = reduce(add, terms).broadcast_to(shape) if terms else torch.zeros(shape, dtype=a.dtype, device=a.device)
+        if not terms:  # c, where beta is 0
+            terms = [torch.zeros((), dtype=ctx.dtypes[1], device=a.device)]
+        total = reduce(add, terms).broadcast_to(ctx.full_shape)
         tangent = vectors.dropped(gated(activation, total, _gate(activation, vectors, residual)))
         if activation == "gelu_tanh":
             return tangent, F.pad(total, (0, residual.shape[-1] - total.shape[-1]))
@@ -133,16 +157,12 @@ def _gate(activation: str | None, vectors: Vectors, residual: Tensor | None) -> 
     return vectors.full(residual) if activation == "relu" and residual is not None else residual
 
 
-def _columns(ctx: Any) -> int:
-    return 1 if ctx.vectors.b else int(ctx.out_shape[-1])
-
-
 def _gradients(ctx: Any, a: Tensor | None, b: Tensor | None, dpreact: Tensor) -> tuple[Tensor | None, ...]:
     """Return the gradients of a, b, bias and c, each where it is needed, from that of the pre-activation."""
     needs_a, needs_b, needs_bias, needs_c, *_ = ctx.needs_input_grad
     how, vectors = ctx.how, ctx.vectors
     multiply = product if torch.is_grad_enabled() else launch
-    rounded = readable(dpreact.to(ctx.dtype)) if needs_a or needs_b else dpreact
+    rounded = readable(dpreact.to(ctx.dtypes[0])) if needs_a or needs_b else dpreact
     of_a, of_b, of_bias, of_c = ctx.shapes
     da = gradient_of_a(multiply, how, of_a, b, rounded) if needs_a else None
     db = gradient_of_b(multiply, how, of_b, a, rounded) if needs_b else None

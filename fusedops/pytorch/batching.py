@@ -28,7 +28,7 @@ def _batched(info: Any, dims: tuple[int | None, ...], *arguments: Any) -> tuple[
     ]
     vectors = Vectors(a.ndim - on[0] == 1, b.ndim - on[1] == 1)
     _check_transposes(how, vectors)
-    a, b = _matrix(a, vectors.a, -2), _matrix(b, vectors.b, -1)
+    a, b = vectors.matrices(a, b)
     if c is not None:
         c = vectors.full(c)
     if bias is not None and on[2] and bias.ndim == 2:
@@ -47,10 +47,6 @@ def _batched(info: Any, dims: tuple[int | None, ...], *arguments: Any) -> tuple[
         return vectors.dropped(results), 0
     out, aux = results
     return (vectors.dropped(out), _without_batch(aux, how.member.gives.format, own)), (0, 0)
-
-
-def _matrix(x: Tensor, is_vector: bool, axis: int) -> Tensor:
-    return x.unsqueeze(axis) if is_vector else x
 
 
 def _check_transposes(how: How, vectors: Vectors) -> None:

@@ -18,7 +18,7 @@ from ..problem import Settings, checked_settings
 from ..results import check_aux_names, check_mapping
 from .autograd import product as recorded
 from .how import How
-from .operators import TORCH, empty_results, launch, without_autocast
+from .operators import TORCH, empty_results, is_autocast, launch, without_autocast
 from .steps import in_steps
 
 __all__ = ["autocast_to", "cast", "is_distributed", "product", "results", "traced"]
@@ -70,7 +70,7 @@ def product(
 
 def autocast_to(device: torch.device) -> torch.dtype | None:
     """Return the dtype in which autocast multiplies on a device, None where it is off."""
-    if not torch.is_autocast_enabled(device.type):
+    if not is_autocast(device):
         return None
     return torch.get_autocast_dtype(device.type)
 

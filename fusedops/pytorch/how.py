@@ -14,6 +14,8 @@ from ..problem import Settings
 
 __all__ = ["How"]
 
+_SAVING = {"GELU": "GELU_AUX", "GELU_BIAS": "GELU_AUX_BIAS"}
+
 
 @dataclass(frozen=True, slots=True)
 class How:
@@ -59,6 +61,11 @@ class How:
             self.precision,
             self.deterministic,
         )
+
+    @property
+    def saving(self) -> How:
+        """The same, where GELU keeps its pre-activation for a derivative."""
+        return self.with_epilog(_SAVING.get(self.epilog, self.epilog))
 
     def with_epilog(self, epilog: str) -> How:
         """Return the same with another epilog."""

@@ -18,6 +18,7 @@ from ..epilogs import forward_epilog
 from .autograd import (
     REST,
     Keeper,
+    apply,
     check_no_transform,
     gradient_of_a,
     gradient_of_b,
@@ -61,10 +62,9 @@ class _How:
         return self.activation, self.transpose_w1, self.transpose_w2, self.precision, self.deterministic
 
     def first(self, bias: Tensor | None) -> How:
-        """Return how the hidden layer is computed; GELU keeps the pre-activation."""
+        """Return how the hidden layer is computed."""
         name = forward_epilog(bias is not None, self.activation).name  # type: ignore[arg-type]
-        saving = {"GELU": "GELU_AUX", "GELU_BIAS": "GELU_AUX_BIAS"}.get(name, name)
-        return How(False, self.transpose_w1, saving, precision=self.precision, deterministic=self.deterministic)
+        return How(False, self.transpose_w1, name, precision=self.precision, deterministic=self.deterministic)
 
     def second(self, bias: Tensor | None) -> How:
         """Return how the result is computed of the hidden layer."""
@@ -99,20 +99,19 @@ def layers(
 def _results(how: _How, operands: Operands, sources: Any) -> tuple[Tensor, ...]:
     if is_distributed(operands):  # each of the products finds its own way over the devices
         x, w1, w2, b1, b2 = operands
-        forward = how.first(b1).with_epilog(forward_epilog(b1 is not None, how.activation).name)  # type: ignore[arg-type]
-        hidden = results(forward, x, w1, b1, None, None, None)
+        hidden = results(how.first(b1), x, w1, b1, None, None, None)
         return (results(how.second(b2), hidden, w2, b2, None, None, None),)
     if torch.compiler.is_compiling():
         given: tuple[Tensor, ...] = torch.ops.fusedops.layers(*operands, *how.arguments)
         return given
     if TORCH.records(operands):
-        return Layers.apply(*operands, how, keeper(sources))  # type: ignore[no-any-return]
+        return apply(Layers, *operands, how, keeper(sources))  # type: ignore[no-any-return]
     return _computed(how, *operands)
 
 
 def _computed(how: _How, x: Tensor, w1: Tensor, w2: Tensor, b1: Tensor | None, b2: Tensor | None) -> tuple[Tensor, ...]:
     """Return ``(out, hidden)``, with GELU ``(out, hidden, preact)``."""
-    first = launch(how.first(b1), x, w1, b1, None, None, None)
+    first = launch(how.first(b1).saving, x, w1, b1, None, None, None)
     hidden, *preact = first if type(first) is tuple else (first,)
     return launch(how.second(b2), hidden, w2, b2, None, None, None), hidden, *preact
 
@@ -250,7 +249,7 @@ def _recorded(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
         with torch._C._AutoDispatchBelowAutograd():
             return torch.ops.fusedops.layers(*arguments)  # type: ignore[no-any-return]
     check_no_transform("layers")
-    return _three(Layers.apply(*operands, _How(*arguments[_COUNT:]), None))
+    return _three(apply(Layers, *operands, _How(*arguments[_COUNT:]), None))
 
 
 for _device in ("CPU", "CUDA"):

@@ -29,7 +29,7 @@ from ..planned import run
 from ..problem import OPERANDS, Problem, make_problem
 from .how import How
 
-__all__ = ["LIBRARY", "TORCH", "empty_results", "launch", "without_autocast"]
+__all__ = ["LIBRARY", "TORCH", "empty_results", "is_autocast", "launch", "without_autocast"]
 
 Tensor = Any
 Operands = tuple[Tensor | None, ...]
@@ -64,9 +64,14 @@ def launch(how: How, *operands: Tensor | None) -> Any:
 # On a device ----------------------------------------------------------------------------------------------------------
 
 
+def is_autocast(device: torch.device) -> bool:
+    """Return whether autocast is on for a device; some, as "meta", have none."""
+    return bool(torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type))
+
+
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Return a block in which PyTorch's own operations keep their operands' dtypes."""
-    if not torch.is_autocast_enabled(device.type):
+    if not is_autocast(device):
         return nullcontext()
     block: AbstractContextManager[Any] = torch.autocast(device.type, enabled=False)
     return block

@@ -61,8 +61,8 @@ def _strategies(*arguments: Any) -> list[Strategy]:
     """Return what may be done along one axis of the mesh: placements of the results, and those of the arguments."""
     specs, how = arguments[:_COUNT], How(*arguments[_COUNT:])
     letters = _Letters.of(specs, how)
-    ways = [None, *letters.batch, "m", "n", "k"]
-    found = [letters.along(letter) for letter in ways if letter is None or _may_be_split(letter, specs, how)]
+    ways = [letter for letter in (*letters.out, "k") if _may_be_split(letter, specs, how)]
+    found = [letters.along(letter) for letter in (None, *ways)]
     return [(results, [*operands, *[None] * (len(arguments) - _COUNT)]) for results, operands in found]
 
 
@@ -75,7 +75,7 @@ def _may_be_split(letter: str, specs: Specs, how: How) -> bool:
     if letter == "n" and granule > 1:
         assert b is not None
         n = b.shape[-2 if how.transpose_b else -1]
-        return bool(b.ndim > 1 and n % (granule * b.mesh.size()) == 0)
+        return bool(n % (granule * b.mesh.size()) == 0)
     return True
 
 

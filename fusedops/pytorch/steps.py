@@ -36,7 +36,7 @@ class Vectors:
 
     def matrices(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """Return the operands as ``(..., m, k)`` and ``(..., k, n)``, as they are stored."""
-        return a.unsqueeze(0) if self.a else a, b.unsqueeze(-1) if self.b else b
+        return a.unsqueeze(-2) if self.a else a, b.unsqueeze(-1) if self.b else b
 
     def full(self, x: Tensor) -> Tensor:
         """Return an array of the result's shape as ``(..., m, n)``."""
@@ -54,6 +54,8 @@ def readable(x: Tensor) -> Tensor:
     x = x.resolve_neg()
     if x.is_contiguous():
         return x
+    if x.ndim == 1:
+        return x.contiguous()
     try:
         matrix_layout("it", x.shape[-2:], x.stride()[-2:])
         batch_layout("it", x.shape[:-2], x.stride()[:-2], x.shape[:-2])

@@ -57,6 +57,20 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The epilogs that are launched, in order."""
+    seen: list[str] = []
+    launch = Fused.__call__
+
+    def counted(self: Fused, *arguments: Any) -> Any:
+        seen.append(self.problem.epilog.name)
+        return launch(self, *arguments)
+
+    monkeypatch.setattr(Fused, "__call__", counted)
+    return seen
+
+
 # Derivatives ---------------------------------------------------------------------------------------------------------
 
 
@@ -92,33 +106,17 @@ def test_gradients(dtype: torch.dtype, activation: str | None, stored: str) -> N
 
 
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
-def test_a_product_with_gradients_is_still_fused(activation: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_product_with_gradients_is_still_fused(activation: str | None, launched: list[str]) -> None:
     """Forward and backward take one launch a product, with the epilog in the first."""
-    seen: list[str] = []
-    launch = Fused.__call__
-
-    def counted(self: Fused, *arguments: Any) -> Any:
-        seen.append(self.problem.epilog.name)
-        return launch(self, *arguments)
-
-    monkeypatch.setattr(Fused, "__call__", counted)
     leaves = moving(on_gpu(32, 64), on_gpu(64, 48), on_gpu(48))
     ours(activation)(*leaves).sum().backward()
     forward = {"relu": "RELU_BIAS", "gelu_tanh": "GELU_AUX_BIAS"}.get(activation or "", "BIAS")
-    assert seen == [forward, "DEFAULT", "DEFAULT"]
+    assert launched == [forward, "DEFAULT", "DEFAULT"]
 
 
 @pytest.mark.parametrize("activation", [None, "relu", "gelu_tanh", "silu"])
-def test_mlp_gradients(activation: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlp_gradients(activation: str | None, launched: list[str]) -> None:
     """Two layers, GELU's derivative carried by the backward product."""
-    seen: list[str] = []
-    launch = Fused.__call__
-
-    def counted(self: Fused, *arguments: Any) -> Any:
-        seen.append(self.problem.epilog.name)
-        return launch(self, *arguments)
-
-    monkeypatch.setattr(Fused, "__call__", counted)
     shapes = ((2, 16, 48), (48, 64), (64, 24), (64,), (24,))
     arrays = [on_gpu(*shape) for shape in shapes]
 
@@ -135,7 +133,7 @@ def test_mlp_gradients(activation: str | None, monkeypatch: pytest.MonkeyPatch) 
 
     exact = gradients(plain, *(x.double() for x in arrays))
     assert_as_near(gradients(mlp, *arrays), gradients(plain, *arrays), exact, torch.finfo(torch.float16).eps)
-    assert ("DGELU" in seen) == (activation == "gelu_tanh")
+    assert ("DGELU" in launched) == (activation == "gelu_tanh")
 
 
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])

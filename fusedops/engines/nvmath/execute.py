@@ -11,6 +11,7 @@ from typing import Any
 
 import cupy
 import numpy as np
+from cuda.core import Device
 from nvmath.bindings.cublasLt import cuBLASLtError
 from nvmath.linalg.advanced import Algorithm, Matmul, MatmulEpilog, MatmulPlanPreferences, MatmulReductionScheme
 
@@ -119,6 +120,7 @@ def _matmul(
     """Return a ``Matmul`` over A, B and D, which is computed in place of the ``c`` that stands there."""
     matrices = zip(addresses, (form.A, form.B, form.D), strict=True)
     operands = [_over(at, matrix, form.batch_count) for at, matrix in matrices]
+    Device(problem.device.ordinal).set_current()  # in each thread; nvmath's events need it
     return Matmul(*operands, alpha=alpha, beta=beta, options=matmul_options(problem), stream=stream)
 
 
