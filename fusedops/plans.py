@@ -226,7 +226,7 @@ class Plan:
                 actual = spec_of_argument(name, x, framework)
                 raise ValueError(f"{name} is {actual}, and the plan was made for {spec}. Make a new plan.")
         check_mapping(aux_out)
-        check_aux_names(aux_out, self.problem.epilog.gives)
+        check_aux_names(aux_out, self.gives)
         outputs: dict[str, tuple[Array, ArraySpec | None]] = (
             {} if out is None else {"out": (out, self.problem.out_spec)}
         )

@@ -52,17 +52,17 @@ def check_mapping(given: object) -> None:
         )
 
 
-def check_aux_names(given: Mapping[str, object] | None, aux: Aux | None) -> None:
-    names = [] if aux is None else [aux.name]
+def check_aux_names(given: Mapping[str, object] | None, name: str | None) -> None:
+    names = [] if name is None else [name]
     if given is not None and list(given) != names:
-        wanted = f'the one key "{aux.name}"' if aux else "nothing: this epilog has no auxiliary output"
+        wanted = f'the one key "{name}"' if name else "nothing: this epilog has no auxiliary output"
         raise ValueError(f"aux_out has keys {list(given)}, expected {wanted}.")
 
 
 def aux_out_spec(
     given: Specs | None, aux: Aux | None, batch_shape: Ints, m: int, n: int, out_dtype: str, device: Device
 ) -> ArraySpec | None:
-    check_aux_names(given, aux)
+    check_aux_names(given, aux.name if aux else None)
     if aux is None:
         return None
     shape, dtype = aux_shape(aux, batch_shape, m, n), aux_dtype(aux, out_dtype)

@@ -18,7 +18,7 @@ from ..problem import Settings, checked_settings
 from ..results import check_aux_names, check_mapping
 from .autograd import product as recorded
 from .how import How
-from .operators import TORCH, empty_results, is_autocast, launch, without_autocast
+from .operators import TORCH, is_autocast, launch, without_autocast
 from .steps import in_steps
 
 __all__ = ["autocast_to", "cast", "is_distributed", "product", "results", "traced"]
@@ -108,7 +108,7 @@ def _product(
     aux_out: Mapping[str, Tensor] | None,
     sources: Any,
 ) -> Any:
-    gives = how.member.gives
+    gives = how.gives
     if out is None and aux_out is None:
         given = results(how, *operands, sources=sources)
         value, aux = given if gives else (given, None)
@@ -117,27 +117,29 @@ def _product(
     if second is not None:
         activated = getattr(TORCH, second)(value)
         value = activated if out is None else out.copy_(activated)
-    return value if gives is None else (value, {gives.name: aux})
+    return value if gives is None else (value, {gives: aux})
 
 
 def _written(
     how: How, operands: Operands, out: Tensor | None, aux_out: Mapping[str, Tensor] | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the caller's own arrays, written; new ones for those that are not given."""
+    """Return the caller's own arrays, written; of two, a new one for that which is not given."""
     check_mapping(aux_out)
-    check_aux_names(aux_out, how.member.gives)
+    check_aux_names(aux_out, how.gives)
     outputs = named_outputs(out, aux_out)
     if not torch.compiler.is_compiling():
         check_output_kinds(TORCH, outputs)
         check_no_gradient(TORCH, operands, outputs)
-    made, made_aux = empty_results(*operands, *how.arguments) if out is None or not aux_out else (None, None)
-    out = made if out is None else out
-    aux = next(iter(aux_out.values())) if aux_out else made_aux
-    assert out is not None
-    if aux is None:
+    aux = next(iter(aux_out.values())) if aux_out else None
+    if how.gives is None:
+        assert out is not None
         torch.ops.fusedops.product_out(*operands, *how.arguments, out)
-    else:
+    elif out is not None and aux is not None:
         torch.ops.fusedops.product_aux_out(*operands, *how.arguments, out, aux)
+    else:  # the operator writes both or makes both
+        made, made_aux = launch(how, *operands)
+        out = made if out is None else out.copy_(made)
+        aux = made_aux if aux is None else aux.copy_(made_aux)
     return out, aux
 
 

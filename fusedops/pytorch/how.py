@@ -14,6 +14,7 @@ from ..problem import Settings
 
 __all__ = ["How"]
 
+_GIVES = {epilog.name: epilog.gives.name if epilog.gives else None for epilog in Epilog}
 _SAVING = {"GELU": "GELU_AUX", "GELU_BIAS": "GELU_AUX_BIAS"}
 
 
@@ -34,6 +35,11 @@ class How:
     def member(self) -> Epilog:
         """The epilog itself."""
         return Epilog[self.epilog]
+
+    @property
+    def gives(self) -> str | None:
+        """The name of the auxiliary output; a string, because PyTorch's compiler cannot trace a record of ours."""
+        return _GIVES[self.epilog]
 
     @property
     def settings(self) -> Settings:

@@ -29,7 +29,7 @@ from ..planned import run
 from ..problem import OPERANDS, Problem, make_problem
 from .how import How
 
-__all__ = ["LIBRARY", "TORCH", "empty_results", "is_autocast", "launch", "without_autocast"]
+__all__ = ["LIBRARY", "TORCH", "is_autocast", "launch", "without_autocast"]
 
 Tensor = Any
 Operands = tuple[Tensor | None, ...]
@@ -57,7 +57,7 @@ def launch(how: How, *operands: Tensor | None) -> Any:
     if kind is not None and kind.plain and not TORCH.needs_rules(operands):
         out, aux = run(TORCH, how.settings, operands, how.alpha, how.beta, None, None)[1]
         return out if aux is None else (out, aux)
-    operator = torch.ops.fusedops.product if how.member.gives is None else torch.ops.fusedops.product_aux
+    operator = torch.ops.fusedops.product if how.gives is None else torch.ops.fusedops.product_aux
     return operator(*operands, *how.arguments)
 
 
@@ -79,8 +79,7 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
 
 def _computed(arguments: tuple[Any, ...], out: Tensor | None = None, aux: Tensor | None = None) -> Any:
     operands, how = arguments[:_COUNT], How(*arguments[_COUNT:])
-    gives = how.member.gives
-    aux_out = {gives.name: aux} if gives is not None and aux is not None else None
+    aux_out = {how.gives: aux} if how.gives is not None and aux is not None else None
     with without_autocast(operands[0].device):
         return run(TORCH, how.settings, operands, how.alpha, how.beta, out, aux_out)[1]
 
@@ -119,8 +118,7 @@ for _name, _kernel in _KERNELS.items():
 def _problem(arguments: tuple[Any, ...], out: Tensor | None = None, aux: Tensor | None = None) -> Problem:
     how = How(*arguments[_COUNT:])
     specs = {name: _spec(x) for name, x in zip(OPERANDS, arguments[:_COUNT], strict=True)}
-    gives = how.member.gives
-    aux_specs = {gives.name: _spec(aux)} if gives is not None and aux is not None else None
+    aux_specs = {how.gives: _spec(aux)} if how.gives is not None and aux is not None else None
     return make_problem(how.settings, specs, _spec(out), aux_specs)
 
 
@@ -131,7 +129,7 @@ def _spec(x: Tensor | None) -> ArraySpec | None:
     return ArraySpec(tuple(x.shape), tuple(x.stride()), name_of(x.dtype), Device(x.device.type, x.device.index or 0))
 
 
-def empty_results(*arguments: Any) -> tuple[Tensor, Tensor | None]:
+def _empty_results(*arguments: Any) -> tuple[Tensor, Tensor | None]:
     """Return what the results look like, uninitialised."""
     problem = _problem(arguments)
     a = arguments[0]
@@ -149,7 +147,7 @@ def _fake_aux_out(*arguments: Any) -> None:
     _problem(arguments[:-2], *arguments[-2:])
 
 
-torch.library.register_fake("fusedops::product", lambda *arguments: empty_results(*arguments)[0], lib=LIBRARY)
-torch.library.register_fake("fusedops::product_aux", empty_results, lib=LIBRARY)
+torch.library.register_fake("fusedops::product", lambda *arguments: _empty_results(*arguments)[0], lib=LIBRARY)
+torch.library.register_fake("fusedops::product_aux", _empty_results, lib=LIBRARY)
 torch.library.register_fake("fusedops::product_out", _fake_out, lib=LIBRARY)
 torch.library.register_fake("fusedops::product_aux_out", _fake_aux_out, lib=LIBRARY)
