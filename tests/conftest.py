@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import jax
 import pytest
 from frameworks import FRAMEWORKS, TestFramework
 from virtual_devices import ask_for_virtual_devices
@@ -17,3 +22,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def framework(request: pytest.FixtureRequest) -> TestFramework:
     """Every framework whose arrays live on a CPU here."""
     return request.param
+
+
+@pytest.fixture
+def events() -> Iterator[Counter[str]]:
+    """Counts what JAX traces and compiles, by the event's name."""
+    found: Counter[str] = Counter()
+
+    def count(event: str, duration: float, **_: Any) -> None:
+        found[event] += 1
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    yield found
+    jax.monitoring.unregister_event_duration_listener(count)

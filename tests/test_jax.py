@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -106,19 +106,6 @@ def test_a_donated_addend_is_used() -> None:
     assert_same(got, want)
     with pytest.raises(ValueError, match="matmul: c cannot be used: it was deleted or donated"):
         FACTORS.ours("relu")(*xs)
-
-
-@pytest.fixture
-def events() -> Iterator[Counter[str]]:
-    """Counts what JAX traces and compiles, by the event's name."""
-    found: Counter[str] = Counter()
-
-    def count(event: str, duration: float, **_: Any) -> None:
-        found[event] += 1
-
-    jax.monitoring.register_event_duration_secs_listener(count)
-    yield found
-    jax.monitoring.unregister_event_duration_listener(count)
 
 
 TRACED = "/jax/core/compile/jaxpr_trace_duration"

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -146,19 +146,6 @@ def test_residuals_of_symbolic_extents() -> None:
 
 
 # Ahead of time --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def events() -> Iterator[Counter[str]]:
-    """Counts what JAX does, by the event's name."""
-    found: Counter[str] = Counter()
-
-    def note(event: str, duration: float, **_: Any) -> None:
-        found[event] += 1
-
-    jax.monitoring.register_event_duration_secs_listener(note)
-    yield found
-    jax.monitoring.unregister_event_duration_listener(note)
 
 
 @pytest.mark.parametrize("transform", [lambda f: f, gradients], ids=["value", "gradients"])
