@@ -63,10 +63,13 @@ def launch(how: How, *operands: Tensor | None) -> Any:
 
 # On a device ----------------------------------------------------------------------------------------------------------
 
+# Asked here, because the compiler of some versions cannot trace the question.
+_WITH_AUTOCAST = frozenset(kind for kind in ("cpu", "cuda") if torch.amp.is_autocast_available(kind))
+
 
 def is_autocast(device: torch.device) -> bool:
     """Return whether autocast is on for a device; some, as "meta", have none."""
-    return bool(torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type))
+    return device.type in _WITH_AUTOCAST and bool(torch.is_autocast_enabled(device.type))
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:

@@ -17,7 +17,7 @@ from frameworks import TestFramework
 from running import split
 
 import fusedops
-from fusedops import Epilog, calls
+from fusedops import Epilog, planned
 from fusedops.engines import fused
 from fusedops.engines.cells import SPLIT_CELLS
 from fusedops.engines.nvmath import Program, plan_program
@@ -142,7 +142,7 @@ def test_operands_are_read_where_they_are(
         program = plan_program(problem, alignment)
         return replace(program, launch=lambda *args: (seen.append(args[:6]), program.launch(*args))[1])
 
-    calls._plans.clear()  # a plan keeps its programs
+    planned._plans.clear()  # a plan keeps its programs
     monkeypatch.setattr(fused, "plan_program", watched)
     fusedops.epilog_matmul(a, b, **arrays, **case.settings)
     assert len(seen) == 1

@@ -229,9 +229,9 @@ def test_graphs_outlive_each_other_and_the_caches() -> None:
     graphs = [captured(*args) for args in arrays]
     first = graphs.pop(0)
     del first
-    from fusedops import calls
+    from fusedops import planned
 
-    calls._plans.clear()
+    planned._plans.clear()
     gc.collect()
     a, b, bias = arrays[1]
     graph, out = graphs[0]
