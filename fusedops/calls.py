@@ -8,6 +8,7 @@ name of the op, once.
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import Any
 
 from .errors import OURS, named
@@ -48,9 +49,7 @@ def call(
             kind, operands, sources = join_lead(operands)
         framework = kind.framework
         if framework.has_rules and (not kind.plain or framework.needs_rules(operands)):
-            from . import pytorch  # loads PyTorch's registries, which most calls do not need
-
-            value = pytorch.product(settings, operands, alpha, beta, out, aux_out, sources)
+            value = _pytorch().product(settings, operands, alpha, beta, out, aux_out, sources)
             if sources:
                 settle(framework, framework.device(operands[0]), (value,), sources)
             return value
@@ -60,6 +59,14 @@ def call(
     if sources:
         settle(framework, made.problem.device, results, sources)
     return results[0] if made.gives is None else made.packed(results)
+
+
+@cache
+def _pytorch() -> Any:
+    """Return PyTorch's rules, which load its registries: most calls do not need them."""
+    from . import pytorch
+
+    return pytorch
 
 
 def new_plan(op: str, settings: Settings, operands: Operands, out: Array | None, aux_out: AuxOut) -> Plan:

@@ -35,7 +35,7 @@ def _always(*_: Any) -> bool:
 _dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", _always)
 _function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", _always)
 _transforms: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", _always)
-_any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", _always)
+is_any_autocast: Callable[[], bool] = getattr(torch._C, "_isis_any_autocast_enabled", _always)
 _increment_version: Callable[[Any], None] = getattr(
     torch._C, "_increment_version", torch.autograd.graph.increment_version
 )
@@ -108,7 +108,7 @@ class Torch(Framework):
     def needs_rules(self, arrays: tuple[Array | None, ...]) -> bool:
         if _is_grad_enabled() and self.any_requires_grad(arrays):
             return True
-        modes = _dispatch_modes() or _transforms() or _any_autocast() or _function_modes()
+        modes = _dispatch_modes() or _transforms() or is_any_autocast() or _function_modes()
         return bool(modes or forward_ad._current_level >= 0)
 
     def check_launch(self, operands: tuple[Array, ...], out: Array | None = None, aux_out: Array | None = None) -> None:

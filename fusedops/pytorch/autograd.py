@@ -11,7 +11,8 @@ gives beside the result. Both are results of the one `Product`, so that a second
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, reduce
+from dataclasses import dataclass
+from functools import cache, lru_cache, reduce
 from operator import add
 from typing import Any
 
@@ -56,11 +57,40 @@ def product(how: How, *operands: Tensor | None, sources: Any = None) -> Any:
     sources : list of (Framework, array), optional
         The owners of memory that is not PyTorch's, to be kept until a backward pass has read it too.
     """
-    epilog = how.member
-    if epilog.takes or (epilog.gives and epilog.gives.format.startswith("sum")):
+    rule = _rule(how)
+    if rule.in_steps:
         return in_steps(product, how, *operands)
-    results = apply(Product, *operands[:4], how, keeper(sources))
-    return results[0] if epilog.gives is None and type(results) is tuple else results
+    results = apply(Product, *operands[:4], rule, keeper(sources))
+    return results[0] if rule.gives is None and type(results) is tuple else results
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What the options decide about derivatives: once for all calls, because a look-up is all that each can afford."""
+
+    how: How
+    in_steps: bool
+    saving: How
+    activation: str | None
+    gives: str | None
+    tangent: How
+    of_a: How
+    of_b: How
+
+
+@lru_cache(maxsize=4096)
+def _rule(how: How) -> _Rule:
+    epilog, ta, tb = how.member, bool(how.transpose_a), bool(how.transpose_b)
+    return _Rule(
+        how=how,
+        in_steps=bool(epilog.takes or (epilog.gives and epilog.gives.format.startswith("sum"))),
+        saving=how.saving,
+        activation=epilog.activation,
+        gives=how.gives,
+        tangent=how.of(how.alpha, ta, tb, how.out_dtype),
+        of_a=how.of(how.alpha, tb, True) if ta else how.of(how.alpha, False, not tb),
+        of_b=how.of(how.alpha, True, ta) if tb else how.of(how.alpha, not ta, False),
+    )
 
 
 def apply(function: Any, *arguments: Any) -> Any:
@@ -97,16 +127,16 @@ class Product(torch.autograd.Function):  # type: ignore[misc]
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor | None, how: How, keep: Keeper) -> Any:
-        return launch(how.saving, a, b, bias, c, None, None)
+    def forward(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor | None, rule: _Rule, keep: Keeper) -> Any:
+        return launch(rule.saving, a, b, bias, c, None, None)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        a, b, bias, c, how, keep = inputs
+        a, b, bias, c, rule, keep = inputs
         out, aux = output if type(output) is tuple else (output, None)
-        activation = how.member.activation
+        activation = rule.activation
         residual = aux if activation == "gelu_tanh" else out if activation == "relu" else None
-        ctx.how, ctx.keep, ctx.dtypes = how, keep, (a.dtype, out.dtype)
+        ctx.rule, ctx.keep, ctx.dtypes = rule, keep, (a.dtype, out.dtype)
         ctx.vectors = Vectors.of(a, b)
         ctx.full_shape = ctx.vectors.full(out).shape
         ctx.shapes = tuple([None if x is None else x.shape for x in (a, b, bias, c)])
@@ -115,13 +145,13 @@ class Product(torch.autograd.Function):  # type: ignore[misc]
             ctx.mark_non_differentiable(aux)
         needs_a, needs_b, *_ = ctx.needs_input_grad
         ctx.save_for_backward(a if needs_b else None, b if needs_a else None, residual)
-        ctx.save_for_forward(a, b, residual)
+        if forward_ad._current_level >= 0:
+            ctx.save_for_forward(a, b, residual)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, daux: Tensor | None = None) -> tuple[Tensor | None, ...]:
         a, b, residual = ctx.saved_tensors
-        how, vectors = ctx.how, ctx.vectors
-        activation = how.member.activation
+        activation, vectors = ctx.rule.activation, ctx.vectors
         dpreact = None if dout is None else gated(activation, vectors.full(dout), _gate(activation, vectors, residual))
         if daux is not None and activation == "gelu_tanh":
             extra = without_padding(daux, ctx.full_shape[-1])
@@ -136,20 +166,19 @@ class Product(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def jvp(ctx: Any, da: Tensor | None, db: Tensor | None, dbias: Tensor | None, dc: Tensor | None, *_: Any) -> Any:
         a, b, residual = ctx.saved_tensors
-        how, vectors = ctx.how, ctx.vectors
-        activation = how.member.activation
-        of = how.of(how.alpha, how.transpose_a, how.transpose_b, how.out_dtype)
-        terms = [vectors.full(product(of, readable(da), b, *REST))] if da is not None else []
-        terms += [vectors.full(product(of, a, readable(db), *REST))] if db is not None else []
+        rule, vectors = ctx.rule, ctx.vectors
+        activation, beta = rule.activation, rule.how.beta
+        terms = [vectors.full(product(rule.tangent, readable(da), b, *REST))] if da is not None else []
+        terms += [vectors.full(product(rule.tangent, a, readable(db), *REST))] if db is not None else []
         terms += [dbias] if dbias is not None else []
-        terms += [how.beta * vectors.full(dc)] if dc is not None and how.beta != 0.0 else []
+        terms += [beta * vectors.full(dc)] if dc is not None and beta != 0.0 else []
         if not terms:  # c, where beta is 0
             terms = [torch.zeros((), dtype=ctx.dtypes[1], device=a.device)]
         total = reduce(add, terms).broadcast_to(ctx.full_shape)
         tangent = vectors.dropped(gated(activation, total, _gate(activation, vectors, residual)))
         if activation == "gelu_tanh":
             return tangent, F.pad(total, (0, residual.shape[-1] - total.shape[-1]))
-        return tangent if how.member.gives is None else (tangent, None)
+        return tangent if rule.gives is None else (tangent, None)
 
 
 def _gate(activation: str | None, vectors: Vectors, residual: Tensor | None) -> Tensor | None:
@@ -160,9 +189,11 @@ def _gate(activation: str | None, vectors: Vectors, residual: Tensor | None) -> 
 def _gradients(ctx: Any, a: Tensor | None, b: Tensor | None, dpreact: Tensor) -> tuple[Tensor | None, ...]:
     """Return the gradients of a, b, bias and c, each where it is needed, from that of the pre-activation."""
     needs_a, needs_b, needs_bias, needs_c, *_ = ctx.needs_input_grad
-    how, vectors = ctx.how, ctx.vectors
+    how, vectors = ctx.rule.how, ctx.vectors
     multiply = product if torch.is_grad_enabled() else launch
-    rounded = readable(dpreact.to(ctx.dtypes[0])) if needs_a or needs_b else dpreact
+    rounded = dpreact
+    if needs_a or needs_b:
+        rounded = readable(dpreact if dpreact.dtype is ctx.dtypes[0] else dpreact.to(ctx.dtypes[0]))
     of_a, of_b, of_bias, of_c = ctx.shapes
     da = gradient_of_a(multiply, how, of_a, b, rounded) if needs_a else None
     db = gradient_of_b(multiply, how, of_b, a, rounded) if needs_b else None
@@ -176,10 +207,8 @@ def _gradients(ctx: Any, a: Tensor | None, b: Tensor | None, dpreact: Tensor) ->
 def gradient_of_a(multiply: Multiply, how: How, shape: torch.Size, b: Tensor, dpreact: Tensor) -> Tensor:
     """Return ``alpha * dpreact @ b^T`` as ``a`` is stored, summed over the batch where ``a`` has none."""
     b = b.unsqueeze(-1) if b.ndim == 1 else b
-    if how.transpose_a:
-        da = multiply(how.of(how.alpha, how.transpose_b, True), b, dpreact, *REST)
-    else:
-        da = multiply(how.of(how.alpha, False, not how.transpose_b), dpreact, b, *REST)
+    factors = (b, dpreact) if how.transpose_a else (dpreact, b)
+    da = multiply(_rule(how).of_a, *factors, *REST)
     return da if da.shape == shape else da.sum_to_size((1, *shape) if len(shape) == 1 else shape).reshape(shape)
 
 
@@ -188,10 +217,8 @@ def gradient_of_b(multiply: Multiply, how: How, shape: torch.Size, a: Tensor, dp
     a = a.unsqueeze(0) if a.ndim == 1 else a
     if len(shape) <= 2 < dpreact.ndim and not how.transpose_a:  # the sum over the batch is part of the product
         a, dpreact = a.flatten(0, -2), dpreact.flatten(0, -2)
-    if how.transpose_b:
-        db = multiply(how.of(how.alpha, True, how.transpose_a), dpreact, a, *REST)
-    else:
-        db = multiply(how.of(how.alpha, not how.transpose_a, False), a, dpreact, *REST)
+    factors = (dpreact, a) if how.transpose_b else (a, dpreact)
+    db = multiply(_rule(how).of_b, *factors, *REST)
     return db if db.shape == shape else db.sum_to_size((*shape, 1) if len(shape) == 1 else shape).reshape(shape)
 
 

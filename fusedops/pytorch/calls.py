@@ -6,7 +6,10 @@ Under ``torch.compile`` and ``torch.export`` all of it is traced, and the operat
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -45,17 +48,9 @@ def product(
     sources : list of (Framework, array), optional
         The owners of memory that is not PyTorch's.
     """
-    epilog, second = checked_settings(settings, operands[2] is not None)
-    how = How(
-        settings.transpose_a,
-        settings.transpose_b,
-        epilog.name,
-        real("alpha", alpha),
-        real("beta", beta),
-        None if settings.out_dtype is None else name_of(settings.out_dtype),
-        settings.precision,  # type: ignore[arg-type]
-        settings.deterministic,
-    )
+    how, second = _how(settings, operands[2] is not None)
+    if not (type(alpha) is type(beta) is float and alpha == beta == 1.0):
+        how = replace(how, alpha=real("alpha", alpha), beta=real("beta", beta))
     a = operands[0]
     assert a is not None
     dtype = autocast_to(a.device)
@@ -66,6 +61,26 @@ def product(
     those = (cast(a, dtype), cast(b, dtype), cast(bias, wide), cast(c, wide), relu_aux, cast(gelu_aux, wide))
     with without_autocast(a.device):
         return _product(how, second, those, out, aux_out, sources)
+
+
+def _how(settings: Settings, has_bias: bool) -> tuple[How, str | None]:
+    """Return the options of a product with factors of 1, and the activation that is a second step."""
+    if not torch.compiler.is_compiling():
+        with suppress(TypeError):  # what cannot be part of a key is refused below
+            kinds: Hashable = type(settings[2]), type(settings[3]), type(settings[6])  # 1 == True, and one is refused
+            return _cached_how(settings, has_bias, kinds)
+    return _new_how(settings, has_bias)
+
+
+def _new_how(settings: Settings, has_bias: bool, kinds: Hashable = None) -> tuple[How, str | None]:
+    epilog, second = checked_settings(settings, has_bias)
+    out_dtype = None if settings.out_dtype is None else name_of(settings.out_dtype)
+    flags = (settings.transpose_a, settings.transpose_b)
+    how = How(*flags, epilog.name, 1.0, 1.0, out_dtype, settings.precision, settings.deterministic)  # type: ignore[arg-type]
+    return how, second
+
+
+_cached_how = lru_cache(maxsize=4096)(_new_how)
 
 
 def autocast_to(device: torch.device) -> torch.dtype | None:

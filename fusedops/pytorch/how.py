@@ -7,6 +7,7 @@ sharding for all calls that agree in their tensors and in what stands from the f
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from ..epilogs import Epilog
@@ -44,15 +45,7 @@ class How:
     @property
     def settings(self) -> Settings:
         """The settings of the problem."""
-        return Settings(
-            self.member,
-            None,
-            bool(self.transpose_a),
-            bool(self.transpose_b),
-            self.out_dtype,
-            self.precision,
-            self.deterministic,
-        )
+        return _settings(self)
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -80,3 +73,9 @@ class How:
     def of(self, alpha: float, transpose_a: int, transpose_b: int, out_dtype: str | None = None) -> How:
         """Return how other arrays are multiplied, without an epilog, under the same options."""
         return How(transpose_a, transpose_b, "DEFAULT", alpha, 1.0, out_dtype, self.precision, self.deterministic)
+
+
+@lru_cache(maxsize=4096)
+def _settings(how: How) -> Settings:
+    flags = bool(how.transpose_a), bool(how.transpose_b)
+    return Settings(how.member, None, *flags, how.out_dtype, how.precision, how.deterministic)

@@ -24,6 +24,7 @@ import torch
 from ..arrays import ArraySpec, Device
 from ..dtypes import name_of
 from ..frameworks import kind_of
+from ..frameworks.torch import is_any_autocast
 from ..lead import common_kind
 from ..planned import run
 from ..problem import OPERANDS, Problem, make_problem
@@ -69,6 +70,8 @@ _WITH_AUTOCAST = frozenset(kind for kind in ("cpu", "cuda") if torch.amp.is_auto
 
 def is_autocast(device: torch.device) -> bool:
     """Return whether autocast is on for a device; some, as "meta", have none."""
+    if not torch.compiler.is_compiling() and not is_any_autocast():  # the quick question first
+        return False
     return device.type in _WITH_AUTOCAST and bool(torch.is_autocast_enabled(device.type))
 
 

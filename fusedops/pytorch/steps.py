@@ -22,6 +22,8 @@ __all__ = ["Vectors", "gated", "in_steps", "readable", "without_padding"]
 
 Tensor = Any
 
+_threshold_backward = torch.ops.aten.threshold_backward.default
+
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
@@ -32,7 +34,7 @@ class Vectors:
 
     @classmethod
     def of(cls, a: Tensor, b: Tensor) -> Vectors:
-        return cls(a.ndim == 1, b.ndim == 1)
+        return _NEITHER if a.ndim > 1 < b.ndim else cls(a.ndim == 1, b.ndim == 1)
 
     def matrices(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """Return the operands as ``(..., m, k)`` and ``(..., k, n)``, as they are stored."""
@@ -47,6 +49,9 @@ class Vectors:
         """Return ``(..., m, n)`` in the result's shape."""
         x = x.squeeze(-2) if self.a else x
         return x.squeeze(-1) if self.b else x
+
+
+_NEITHER = Vectors(False, False)
 
 
 def readable(x: Tensor) -> Tensor:
@@ -75,7 +80,7 @@ def gated(activation: str | None, z: Tensor, residual: Tensor | None) -> Tensor:
         return z
     assert residual is not None
     if activation == "relu":
-        return torch.ops.aten.threshold_backward(z, residual, 0)
+        return _threshold_backward(z, residual, 0)
     return torch.ops.aten.gelu_backward(z, without_padding(residual, z.shape[-1]), approximate="tanh")
 
 
