@@ -16,6 +16,7 @@ from torch_cases import ACTIVATIONS, PRODUCTS, Function, Product, array, layer_a
 
 import fusedops
 from fusedops import Epilog
+from fusedops.frameworks import kind_of
 
 Array = Any
 Arrays = list[Array]
@@ -271,3 +272,12 @@ def test_a_module_through_functional_call() -> None:
     got = grad(lambda p: functional_call(layer, p, (x,)).sum())(parameters)
     want = grad(lambda p: torch.relu(x @ p["weight"].T + p["bias"]).sum())(parameters)
     torch.testing.assert_close(got, want)
+
+
+def test_plain_tensors_take_the_short_way() -> None:
+    """Without a gradient, a mode, a transform or autocast, no call pays for PyTorch's dispatcher."""
+    framework = kind_of(torch.empty(0)).framework
+    operands = (torch.ones(4, 4), torch.ones(4, 4), None, None, None, None)
+    assert not framework.needs_rules(operands)
+    with torch.autocast("cpu"):
+        assert framework.needs_rules(operands)

@@ -35,7 +35,7 @@ def _always(*_: Any) -> bool:
 _dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", _always)
 _function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", _always)
 _transforms: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", _always)
-is_any_autocast: Callable[[], bool] = getattr(torch._C, "_isis_any_autocast_enabled", _always)
+is_any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", _always)
 _increment_version: Callable[[Any], None] = getattr(
     torch._C, "_increment_version", torch.autograd.graph.increment_version
 )

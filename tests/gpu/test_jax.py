@@ -198,6 +198,23 @@ def test_no_memory_beyond_results_and_the_workspace() -> None:
     assert compiled.memory_analysis().temp_size_in_bytes <= (32 << 20) + 4096
 
 
+def test_the_gradient_of_a_product_of_a_stored_transpose_copies_nothing() -> None:
+    """``b`` stored ``(n, k)``, as other libraries keep weights: both gradients come in their operands' own layouts."""
+    x, w, dout = (on_gpu(*shape, seed=i) for i, shape in enumerate(((256, 192), (128, 192), (256, 128))))
+
+    def gradients(x: Array, w: Array, dout: Array) -> Any:
+        return jax.vjp(partial(fusedops.matmul, transpose_b=True), x, w)[1](dout)
+
+    text = compiled_text(gradients, x, w, dout)
+    assert calls_in(text) == 2
+    assert " transpose(" not in text
+    assert " copy(" not in text
+    wide = [to_numpy(array).astype(np.float64) for array in (x, w, dout)]
+    for ours, right in zip(jax.jit(gradients)(x, w, dout), (wide[2] @ wide[1], wide[2].T @ wide[0]), strict=True):
+        assert ours.shape == right.shape
+        np.testing.assert_allclose(to_numpy(ours).astype(np.float64), right, rtol=2e-2, atol=2e-1)
+
+
 def test_the_gradient_of_a_product_is_two_products() -> None:
     """Its operands are read transposed where they lie."""
     x, w = on_gpu(512, 256), on_gpu(256, 128)
