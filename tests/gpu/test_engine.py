@@ -445,4 +445,6 @@ def test_memory_that_is_not_the_values_is_refused() -> None:
         fusedops.matmul(a, a, out=torch._neg_view(torch.empty_like(a)))
     with FakeTensorMode() as mode:
         traced = fusedops.matmul(mode.from_tensor(a), mode.from_tensor(a))
-    assert isinstance(traced, FakeTensor) and traced.shape == a.shape and traced.device == a.device
+    assert isinstance(traced, FakeTensor)
+    assert traced.shape == a.shape
+    assert traced.device == a.device
