@@ -70,6 +70,14 @@ def test_import_and_first_call_are_fast() -> None:
 
 LAYERS = (
     # highest first; a module may import those of lower lines only
+    "__main__",
+    "doctor.__main__",
+    "doctor",
+    "doctor.command",
+    "doctor.checks doctor.child doctor.text",
+    "doctor.checks_machine doctor.checks_native doctor.checks_software doctor.probes doctor.products",
+    "doctor.files doctor.driver doctor.processes doctor.remedies doctor.subjects doctor.system",
+    "doctor.facts doctor.findings doctor.libraries doctor.stages doctor.variables",
     "bench.__main__",
     "bench.cpu bench.host bench.replay",
     "fusedops",
@@ -114,6 +122,9 @@ LAYERS = (
 
 LAZY = {
     # what `import_module` may load, by the module that calls it
+    "__main__": {"bench.__main__", "doctor"},
+    "doctor.child": {"doctor.driver", "doctor.files", "doctor.products", "doctor.system"},
+    "doctor.files": set(),  # fusedops.records, in a release that has it
     "engines": {"engines.gpu", "engines.reference", "engines.xla"},
     "frameworks.dlpack": {"frameworks.cupy"},
     "frameworks": {f"frameworks.{name}" for name in ("array_api", "cupy", "dlpack", "jax", "numpy", "torch")},
@@ -121,12 +132,13 @@ LAZY = {
 
 OWNERS = {
     # the only importers of a library, by module or package; NumPy, array_api_compat and the standard library are free
-    "ctypes": {"dlpack", "native.build", "native.launcher", "xla.handler"},
-    "torch": {"frameworks.torch", "bench.cpu", "bench.host", "bench.replay", "pytorch"},
-    "jax": {"frameworks.jax", "bench.cpu", "bench.host", "engines.xla", "xla"},
+    "ctypes": {"dlpack", "doctor.driver", "doctor.libraries", "native.build", "native.launcher", "xla.handler"},
+    "torch": {"frameworks.torch", "doctor.subjects", "bench.cpu", "bench.host", "bench.replay", "pytorch"},
+    "jax": {"frameworks.jax", "doctor.subjects", "bench.cpu", "bench.host", "engines.xla", "xla"},
     "cupy": {
         "bench.host",
         "cuda",
+        "doctor.subjects",
         "engines.nvmath",
         "engines.verify",
         "frameworks.cupy",

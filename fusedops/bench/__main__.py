@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from .cpu import cpu_table
@@ -18,7 +19,7 @@ TABLES = {
 }
 
 
-def main() -> int:
+def main(argv: list[str]) -> int:
     """Run what the command line names, print its table, and write its samples where asked."""
     parser = argparse.ArgumentParser(prog="python -m fusedops.bench", description="Measure fusedops beside its peers.")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -29,7 +30,7 @@ def main() -> int:
         command.add_argument("--calls", type=_positive, default=200, help="calls in a sample (default 200)")
     show = commands.add_parser("table", help="print the table of samples that were written, as Markdown")
     show.add_argument("json", type=Path, metavar="FILE")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     try:
         if options.command == "table":
             print(Table.from_dict(json.loads(options.json.read_text())).markdown())
@@ -51,4 +52,4 @@ def _positive(text: str) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))
